@@ -1,0 +1,43 @@
+# `make demo` and `make test` are all a new machine needs (Python >= 3.11 with venv, make).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: install demo test lint fix mosquitto clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml device/pyproject.toml export/pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "quarl-edge needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "Python's venv module is missing. Run: sudo apt-get install -y python3-venv"; exit 1; }
+	$(PIP) install -q -c constraints.txt -e device -e export -e '.[learner,dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/quarl-edge demo
+
+test: install mosquitto
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The wire tests run against a real Mosquitto beside the embedded broker. make never calls sudo.
+mosquitto:
+	@command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto || \
+	  { if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q --no-install-recommends mosquitto; \
+	    else echo "The tests need Mosquitto. Run: sudo apt-get install -y mosquitto"; exit 1; fi; }
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache

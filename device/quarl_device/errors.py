@@ -1,0 +1,285 @@
+"""Every error that leaves quarl-edge, with its exit code.
+
+Lower layers' exceptions (paho, OSError, flatbuffers, the interpreter, amqtt) never leak: they are mapped here.
+A code is never renumbered and never reused.
+
+::
+
+    QuarlError                        1  ran and failed
+    ├── UsageError                    2  wrong usage: a name, a flag, a value
+    ├── ModelError
+    │   ├── ModelFileError           10  missing, unreadable, truncated, not TFLite
+    │   ├── ContractError            11  no contract in the file, or one that does not hold
+    │   ├── SelfTestError            12  golden vectors do not come out as recorded
+    │   ├── ConversionError          13  TensorFlow could not convert the policy
+    │   ├── PatchError               14  a template and a policy do not fit
+    │   └── NonFiniteError           15  NaN or Inf in weights, ranges or outputs
+    ├── EnvironmentFault
+    │   ├── UnknownEnvironment       20  no such registered gymnasium id
+    │   ├── UnsupportedSpace         21  a space that this algorithm or build does not take
+    │   ├── SpaceMismatch            22  environment and contract differ
+    │   └── EnvironmentMisbehaved    23  NaN reward, wrong shape, an exception in step()
+    ├── LinkError
+    │   ├── BrokerUnreachable        30  nothing answers at the address
+    │   ├── BrokerRefused            31  wrong user or password, or not allowed
+    │   ├── LinkLost                 32  the link went away and did not come back in time
+    │   ├── PayloadTooLarge          33  over the cap of its kind, caught before publishing
+    │   ├── PayloadRefused           34  an incoming payload that does not hold (W4)
+    │   ├── WireVersionMismatch      35  peers speak different wire versions (W10)
+    │   └── BrokerStartFailed        36  the embedded broker did not come up
+    ├── TrustError
+    │   ├── BadSignature             40  not signed by the learner's key
+    │   ├── KeyMismatch              41  another learner key than the pinned one
+    │   └── KeyFileError             42  key file missing, unreadable, malformed or too open
+    ├── DeviceError
+    │   ├── StateUnwritable          50  the state directory cannot be written
+    │   └── ActorFailed              51  an actor process ended by itself
+    ├── LearnerError
+    │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
+    │   ├── CheckpointError          71  a checkpoint is incomplete, damaged or of another run
+    │   ├── RunNotFound              72  no run to export or resume
+    │   ├── JournalError             73  the journal cannot be written or read
+    │   ├── TrainingStalled          74  no experience arrived within the deadline
+    │   └── NotSolved                75  the budget ended before the goal was reached
+    └── MissingPart
+        ├── MissingExtra             80  a Python extra is not installed
+        └── MissingRuntime           81  no TFLite runtime is installed
+"""
+
+from __future__ import annotations
+
+
+class QuarlError(Exception):
+    """Root of all errors of quarl-edge.
+
+    Args:
+        message: what was found and what was expected, on one line.
+        hint: what mends it, ideally a command; shown after the message.
+
+    Attributes:
+        code: process exit code of a command that ends with this error.
+    """
+
+    code: int = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(QuarlError):
+    """Wrong usage: a name, flag or value that can never work."""
+
+    code = 2
+
+
+class ModelError(QuarlError):
+    """A policy file or model is at fault."""
+
+
+class ModelFileError(ModelError):
+    """The file is missing, unreadable, truncated or not a TFLite flatbuffer."""
+
+    code = 10
+
+
+class ContractError(ModelError):
+    """The file carries no policy contract, or one that does not hold."""
+
+    code = 11
+
+
+class SelfTestError(ModelError):
+    """The golden vectors do not come out as recorded."""
+
+    code = 12
+
+
+class ConversionError(ModelError):
+    """TensorFlow could not convert the policy."""
+
+    code = 13
+
+
+class PatchError(ModelError):
+    """A template and a policy do not fit each other."""
+
+    code = 14
+
+
+class NonFiniteError(ModelError):
+    """NaN or Inf in weights, ranges or outputs."""
+
+    code = 15
+
+
+class EnvironmentFault(QuarlError):
+    """An environment or one of its spaces is at fault."""
+
+
+class UnknownEnvironment(EnvironmentFault):
+    """No such registered gymnasium id."""
+
+    code = 20
+
+
+class UnsupportedSpace(EnvironmentFault):
+    """A space that the algorithm or this version does not take."""
+
+    code = 21
+
+
+class SpaceMismatch(EnvironmentFault):
+    """Environment and contract differ."""
+
+    code = 22
+
+
+class EnvironmentMisbehaved(EnvironmentFault):
+    """The environment returned NaN, a wrong shape, or raised."""
+
+    code = 23
+
+
+class LinkError(QuarlError):
+    """The link or the broker is at fault."""
+
+
+class BrokerUnreachable(LinkError):
+    """Nothing answers at the broker's address."""
+
+    code = 30
+
+
+class BrokerRefused(LinkError):
+    """The broker refused the user, the password or the client id."""
+
+    code = 31
+
+
+class LinkLost(LinkError):
+    """The link went away and did not come back in time."""
+
+    code = 32
+
+
+class PayloadTooLarge(LinkError):
+    """A payload is over the cap of its kind; caught before it is published."""
+
+    code = 33
+
+
+class PayloadRefused(LinkError):
+    """An incoming payload does not hold: size, schema, shape, dtype or value (W4)."""
+
+    code = 34
+
+
+class WireVersionMismatch(LinkError):
+    """Peers speak different wire versions (W10)."""
+
+    code = 35
+
+
+class BrokerStartFailed(LinkError):
+    """The embedded broker did not come up."""
+
+    code = 36
+
+
+class TrustError(QuarlError):
+    """A signature or key is at fault."""
+
+
+class BadSignature(TrustError):
+    """Not signed by the learner's key."""
+
+    code = 40
+
+
+class KeyMismatch(TrustError):
+    """Another learner key than the pinned one."""
+
+    code = 41
+
+
+class KeyFileError(TrustError):
+    """A key file is missing, unreadable, malformed or readable by others."""
+
+    code = 42
+
+
+class DeviceError(QuarlError):
+    """The device or its agent is at fault."""
+
+
+class StateUnwritable(DeviceError):
+    """The state directory cannot be written."""
+
+    code = 50
+
+
+class ActorFailed(DeviceError):
+    """An actor process ended by itself."""
+
+    code = 51
+
+
+class LearnerError(QuarlError):
+    """The learner, its run directory or its checkpoint is at fault."""
+
+
+class LearnerAlive(LearnerError):
+    """Another learner serves this fleet."""
+
+    code = 70
+
+
+class CheckpointError(LearnerError):
+    """A checkpoint is incomplete, damaged or of another run."""
+
+    code = 71
+
+
+class RunNotFound(LearnerError):
+    """No run to export, evaluate or resume."""
+
+    code = 72
+
+
+class JournalError(LearnerError):
+    """The journal cannot be written or read."""
+
+    code = 73
+
+
+class TrainingStalled(LearnerError):
+    """No experience arrived within the deadline."""
+
+    code = 74
+
+
+class NotSolved(LearnerError):
+    """The budget ended before the goal was reached."""
+
+    code = 75
+
+
+class MissingPart(QuarlError):
+    """A part that is installed separately is missing."""
+
+
+class MissingExtra(MissingPart):
+    """A Python extra is not installed."""
+
+    code = 80
+
+
+class MissingRuntime(MissingPart):
+    """No TFLite runtime is installed."""
+
+    code = 81

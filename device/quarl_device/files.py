@@ -1,0 +1,63 @@
+"""Reading with a cap and writing whole: never a half-written file, never an unbounded read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from quarl_device.errors import QuarlError
+
+
+def read_capped(path: Path, *, cap_bytes: int, error: type[QuarlError], what: str) -> bytes:
+    """Return the content of a file of at most `cap_bytes`.
+
+    Raises:
+        QuarlError: of class `error`: missing, a directory, unreadable, or over the cap.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(cap_bytes + 1)
+    except FileNotFoundError:
+        raise error(f"{what} not found: {path}") from None
+    except IsADirectoryError:
+        raise error(f"{what} is a directory: {path}") from None
+    except OSError as cause:
+        raise error(f"{what} cannot be read: {path}: {cause.strerror}") from cause
+    if len(data) > cap_bytes:
+        raise error(f"{what} is over its cap of {cap_bytes:,} bytes: {path}")
+    return data
+
+
+def write_atomic(path: Path, data: bytes, *, error: type[QuarlError], what: str, mode: int = 0o644) -> None:
+    """Write `data` to `path` whole or not at all: temp file beside it, fsync, rename, directory fsync.
+
+    Raises:
+        QuarlError: of class `error`; an existing file at `path` is then untouched.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = ""
+        sync_directory(path.parent)
+    except OSError as cause:
+        raise error(f"{what} cannot be written: {path}: {cause.strerror}") from cause
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename in `path` survive a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
