@@ -1,0 +1,153 @@
+"""Everything a policy has learned, as plain numpy: what a checkpoint stores and a patch writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.errors import CheckpointError, NonFiniteError
+from quarl_export.networks import NetworkSpec
+
+Float32 = NDArray[np.float32]
+
+# Before any data was seen. tfmot starts every range here; ours leave it with the first batch.
+START_RANGE = 6.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PolicySnapshot:
+    """One moment of a policy. All arrays are float32 and are not written to.
+
+    Attributes:
+        kernels: ``[inputs, units]`` of each dense layer, head last.
+        biases: ``[units]`` of each dense layer, head last.
+        ranges: ``[sites, 2]``, (minimum, maximum) at the network's input and after each hidden layer.
+        range_updates: ``[sites]``, training calls that each range has seen.
+        head_range: ``[2]``, range of the exported output, in output units.
+        offset: ``[inputs]`` of the normaliser, `None` where the policy has none.
+        scale: ``[inputs]`` of the normaliser, `None` where the policy has none.
+    """
+
+    kernels: tuple[Float32, ...]
+    biases: tuple[Float32, ...]
+    ranges: Float32
+    range_updates: Float32
+    head_range: Float32
+    offset: Float32 | None = None
+    scale: Float32 | None = None
+
+    @property
+    def normalized(self) -> bool:
+        """Whether the policy normalises its observations."""
+        return self.offset is not None
+
+    def arrays(self) -> dict[str, Float32]:
+        """Return all arrays by name, as `from_arrays` takes them; no copies."""
+        named: dict[str, Float32] = {
+            "ranges": self.ranges,
+            "range_updates": self.range_updates,
+            "head_range": self.head_range,
+        }
+        for index, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
+            named[f"kernel_{index}"] = kernel
+            named[f"bias_{index}"] = bias
+        if self.offset is not None and self.scale is not None:
+            named["offset"] = self.offset
+            named["scale"] = self.scale
+        return named
+
+    @classmethod
+    def from_arrays(cls, spec: NetworkSpec, arrays: Mapping[str, Any]) -> PolicySnapshot:
+        """Build a snapshot of `spec` from named arrays, checking names, shapes and dtypes.
+
+        Raises:
+            CheckpointError: an array is missing, unknown, or has another shape or dtype than `spec` says.
+        """
+        expected = expected_shapes(spec, normalized="offset" in arrays)
+        if set(arrays) != set(expected):
+            raise CheckpointError(f"arrays {sorted(set(arrays) ^ set(expected))} are missing or unknown")
+        for name, shape in expected.items():
+            if arrays[name].shape != shape or arrays[name].dtype != np.float32:
+                raise CheckpointError(
+                    f"array {name!r} is {arrays[name].dtype}{list(arrays[name].shape)}, expected float32{list(shape)}"
+                )
+        layers = range(len(spec.kernel_shapes))
+        return cls(
+            kernels=tuple(arrays[f"kernel_{index}"] for index in layers),
+            biases=tuple(arrays[f"bias_{index}"] for index in layers),
+            ranges=arrays["ranges"],
+            range_updates=arrays["range_updates"],
+            head_range=arrays["head_range"],
+            offset=arrays.get("offset"),
+            scale=arrays.get("scale"),
+        )
+
+    def check_finite(self) -> None:
+        """Refuse NaN and Inf, which TensorFlow's converter turns into a silently wrong file.
+
+        Raises:
+            NonFiniteError: naming the array.
+        """
+        for name, array in self.arrays().items():
+            # A sum is one pass without a temporary; it is finite unless an element is not, or on overflow.
+            if not np.isfinite(array.sum(dtype=np.float64)):
+                raise NonFiniteError(f"policy: {name} holds NaN or Inf")
+
+
+def expected_shapes(spec: NetworkSpec, *, normalized: bool) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every array in a snapshot of `spec`."""
+    sites = 1 + len(spec.hidden)
+    shapes: dict[str, tuple[int, ...]] = {"ranges": (sites, 2), "range_updates": (sites,), "head_range": (2,)}
+    for index, (inputs, units) in enumerate(spec.kernel_shapes):
+        shapes[f"kernel_{index}"] = (inputs, units)
+        shapes[f"bias_{index}"] = (units,)
+    if normalized:
+        shapes["offset"] = shapes["scale"] = (spec.observation_size,)
+    return shapes
+
+
+def initial_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) -> PolicySnapshot:
+    """Return an untrained policy: Glorot-uniform kernels, zero biases, wide ranges, identity normaliser.
+
+    Made with numpy, so that a seed gives the same policy on every TensorFlow version.
+    """
+    rng = np.random.default_rng(seed)
+    kernels = []
+    for inputs, units in spec.kernel_shapes:
+        limit = np.sqrt(6.0 / (inputs + units))
+        kernels.append(rng.uniform(-limit, limit, (inputs, units)).astype(np.float32))
+    sites = 1 + len(spec.hidden)
+    ranges = np.tile(np.float32([0.0, START_RANGE]), (sites, 1))
+    ranges[0, 0] = -START_RANGE
+    return PolicySnapshot(
+        kernels=tuple(kernels),
+        biases=tuple(np.zeros(units, np.float32) for _, units in spec.kernel_shapes),
+        ranges=ranges,
+        range_updates=np.zeros(sites, np.float32),
+        head_range=np.float32([-START_RANGE, START_RANGE]),
+        offset=np.zeros(spec.observation_size, np.float32) if normalized else None,
+        scale=np.ones(spec.observation_size, np.float32) if normalized else None,
+    )
+
+
+def centered(snapshot: PolicySnapshot) -> PolicySnapshot:
+    """Return `snapshot` with the mean over actions taken out of its head: same argmax, smaller outputs."""
+    kernel, bias = snapshot.kernels[-1], snapshot.biases[-1]
+    return PolicySnapshot(
+        kernels=(*snapshot.kernels[:-1], kernel - kernel.mean(axis=1, keepdims=True)),
+        biases=(*snapshot.biases[:-1], bias - bias.mean()),
+        ranges=snapshot.ranges,
+        range_updates=snapshot.range_updates,
+        head_range=snapshot.head_range,
+        offset=snapshot.offset,
+        scale=snapshot.scale,
+    )
+
+
+def for_export(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicySnapshot:
+    """Return what a file of `snapshot` holds: centred if the spec says so."""
+    return centered(snapshot) if spec.quantization.center_q else snapshot
