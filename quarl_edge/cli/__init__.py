@@ -1,0 +1,78 @@
+"""The command `quarl-edge`, one module per subcommand."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from click import ClickException
+
+from quarl_device.errors import QuarlError
+from quarl_edge import __version__
+from quarl_edge.cli.demo import demo
+from quarl_edge.cli.evaluate import evaluate
+from quarl_edge.cli.export import export
+from quarl_edge.cli.output import Format, write_error
+from quarl_edge.cli.train import train
+
+app = typer.Typer(
+    name="quarl-edge",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demo, train, export, evaluate):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"quarl-edge {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Train int8 policies in TensorFlow, act with them on a Raspberry Pi, over MQTT.
+
+    Start with: quarl-edge demo
+    """
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name; `None` for those of this process.
+
+    Returns:
+        The exit code: 0 done, 1 ran and failed, 2 wrong usage, or the error's own (see `quarl_device.errors`).
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = app(args=words, prog_name="quarl-edge", standalone_mode=False)
+    except QuarlError as error:
+        write_error(error, _format_of(words))
+        return error.code
+    except ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("quarl-edge: interrupted\n")
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def _format_of(words: list[str]) -> Format:
+    """Find `--format` without parsing, since parsing may be what failed."""
+    joined = " ".join(words)
+    return Format.JSON if "--format json" in joined or "--format=json" in joined else Format.TEXT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

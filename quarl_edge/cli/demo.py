@@ -1,0 +1,210 @@
+"""`quarl-edge demo`: the whole loop on this machine, CartPole solved by an int8 file, in seconds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quarl_device.errors import NotSolved
+from quarl_edge.cli.output import Format, write_json, write_table
+from quarl_edge.extras import require_learner
+from quarl_edge.machine import describe_machine
+from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
+
+DEMO_ENV = "CartPole-v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoReport:
+    """What the demo measured; its fields are the keys of `--format json`.
+
+    Attributes:
+        env: gymnasium id.
+        algorithm: "dqn".
+        seed: of everything random.
+        solved: whether the exported int8 file reached the goal.
+        wall_s: the whole command, set-up and judging included.
+        train_s: first push, before the first environment step, to the last update, everything included.
+        env_steps: environment steps stored in replay.
+        updates: gradient steps.
+        updates_per_s: over `train_s`.
+        actor_steps_per_s: environment steps over `train_s`, both actors together, held back by the limiter.
+        pushes: policies published.
+        push_ms_p50: variables read to swapped in on an actor.
+        prepare_ms_p50: variables read to signed bytes, the learner's part of the push.
+        int8_return_mean: greedy, of the exported file.
+        float_return_mean: greedy, of the same weights unquantized, in the same runtime, on the same start seeds.
+        fresh_return_mean: of the exported file on start seeds that no judgement of this run has seen.
+        episodes: of each of these means.
+        episode_seed: first of the start seeds.
+        goal_return: what counts as solved.
+        policy_bytes: size of the int8 file.
+        float_bytes: size of the float file.
+        act_us_p50: observation in, action out, in the exported file.
+        runtime: that all returns and latencies are from.
+        machine: that all of it ran on.
+        model: the exported file.
+        run: the run's directory.
+    """
+
+    env: str
+    algorithm: str
+    seed: int
+    solved: bool
+    wall_s: float
+    train_s: float
+    env_steps: int
+    updates: int
+    updates_per_s: float
+    actor_steps_per_s: float
+    pushes: int
+    push_ms_p50: float | None
+    prepare_ms_p50: float
+    int8_return_mean: float
+    float_return_mean: float
+    fresh_return_mean: float
+    episodes: int
+    episode_seed: int
+    goal_return: float
+    policy_bytes: int
+    float_bytes: int
+    act_us_p50: float
+    runtime: str
+    machine: str
+    model: str
+    run: str
+
+
+def demo(
+    model: Annotated[Path, typer.Option("--out", help="Where to write the solved policy.")] = Path("model.tflite"),
+    seed: Annotated[int, typer.Option(help="Of everything random.", min=0, max=2**31 - 1)] = 0,
+    actors: Annotated[int, typer.Option(help="Actor processes.", min=1, max=16)] = 2,
+    steps: Annotated[int | None, typer.Option(help="Give up after so many environment steps.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value; may be given often.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = DEFAULT_ROOT,
+    output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+) -> None:
+    """Train int8 actors over MQTT until CartPole is solved, and write model.tflite.
+
+    Starts an embedded broker, a TensorFlow learner and two TensorFlow-free actor processes on this machine. Ends well
+    only if the exported int8 file reaches a greedy mean of 475 over 20 episodes.
+
+    Examples:
+      quarl-edge demo
+      quarl-edge demo --seed 3 --out cartpole.tflite --format json
+    """
+    started = time.monotonic()
+    require_learner("demo")
+    from quarl_device.wire.keys import LearnerKey
+    from quarl_edge.config import make_config
+    from quarl_edge.learner.stop import StopSignal
+    from quarl_edge.local.training import run_training
+    from quarl_edge.progress import make_progress
+
+    asked: dict[str, Any] = {"seed": seed, "actors": actors}
+    if steps is not None:
+        asked["steps"] = steps
+    config = make_config(DEMO_ENV, asked=asked, settings=settings or [])
+    directory = RunDirectory.create(config, root=runs)
+    progress = make_progress()
+    try:
+        progress.note(f"{DEMO_ENV}, seed {seed}: an embedded broker, a learner and {actors} actors; run {directory.path}")
+        with StopSignal() as stop:
+            result = run_training(
+                config,
+                directory,
+                broker="embedded",
+                fleet="demo",
+                # Made for this run alone: the user's own key signs nothing in a demo.
+                key=LearnerKey.generate(),
+                progress=progress,
+                stop=stop,
+            )
+        progress.note("exporting and judging the file")
+        if result.best is None:
+            raise NotSolved(f"ended ({result.reason.value}) before the first policy was judged")
+        report = _judge(config, directory, result, model, started)
+    finally:
+        progress.close()
+    _show(report, output)
+    if not report.solved:
+        raise NotSolved(
+            f"{DEMO_ENV} was not solved: the int8 file reached {report.int8_return_mean:.1f} of {report.goal_return:g} "
+            f"in {report.env_steps:,} steps ({result.reason.value})",
+            hint="another --seed, or more --steps",
+        )
+
+
+def _judge(config: Any, directory: RunDirectory, result: Any, model: Path, started: float) -> DemoReport:
+    from quarl_device.evaluate import evaluate
+    from quarl_device.policy_file import read_policy, read_policy_path
+    from quarl_export.export import export_policy, float_policy
+
+    exported = export_policy(directory.policy, model)
+    file = read_policy_path(model)
+    episodes, seed = config.evaluate_episodes, config.evaluate_seed
+    int8 = evaluate(file, episodes=episodes, seed=seed)
+    fresh = evaluate(file, episodes=episodes, seed=seed + 10_000)
+    float_file = read_policy(float_policy(directory.policy))
+    unquantized = evaluate(float_file, episodes=episodes, seed=seed)
+    return DemoReport(
+        env=config.env_id,
+        algorithm=config.algorithm,
+        seed=config.seed,
+        solved=int8.return_mean >= config.goal_return,
+        wall_s=time.monotonic() - started,
+        train_s=result.train_s,
+        env_steps=result.env_steps,
+        updates=result.updates,
+        updates_per_s=result.updates / max(result.train_s, 1e-9),
+        actor_steps_per_s=result.env_steps / max(result.train_s, 1e-9),
+        pushes=result.pushes,
+        push_ms_p50=result.push_ms_p50,
+        prepare_ms_p50=result.prepare_ms_p50,
+        int8_return_mean=int8.return_mean,
+        float_return_mean=unquantized.return_mean,
+        fresh_return_mean=fresh.return_mean,
+        episodes=episodes,
+        episode_seed=seed,
+        goal_return=config.goal_return,
+        policy_bytes=exported.bytes,
+        float_bytes=len(float_file.data),
+        act_us_p50=int8.act_us_p50,
+        runtime=int8.runtime,
+        machine=describe_machine(),
+        model=str(model),
+        run=str(directory.path),
+    )
+
+
+def _show(report: DemoReport, output: Format) -> None:
+    if output is Format.JSON:
+        write_json(asdict(report))
+        return
+    seeds = f"{report.episodes} greedy episodes, start seeds {report.episode_seed}.."
+    push = "-" if report.push_ms_p50 is None else f"{report.push_ms_p50:.1f} ms"
+    rows = [
+        ("solved", "yes" if report.solved else "no"),
+        ("int8 return", f"{report.int8_return_mean:.1f}  ({seeds}; goal {report.goal_return:g})"),
+        ("float return", f"{report.float_return_mean:.1f}  (same weights unquantized, same starts)"),
+        ("int8, fresh starts", f"{report.fresh_return_mean:.1f}  (start seeds {report.episode_seed + 10_000}..)"),
+        ("training", f"{report.train_s:.1f} s  ({report.wall_s:.1f} s with set-up and judging)"),
+        ("env steps", f"{report.env_steps:,}  ({report.actor_steps_per_s:,.0f}/s, held back by the replay limiter)"),
+        ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
+        ("pushes", f"{report.pushes}  (variables to swapped in: {push} p50; learner's part {report.prepare_ms_p50:.1f} ms)"),
+        ("file", f"{report.policy_bytes:,} bytes int8, {report.float_bytes:,} bytes float"),
+        ("act", f"{report.act_us_p50:.1f} µs p50, observation in, action out"),
+        ("runtime", report.runtime),
+        ("machine", report.machine),
+    ]
+    following = [
+        f"quarl-edge evaluate {report.model} --episodes 100",
+        f"tensorboard --logdir {report.run}/tb",
+        "quarl-edge train Acrobot-v1",
+        "quarl-device run --help     (an actor on a Raspberry Pi)",
+    ]
+    write_table(f"{report.env} · {report.algorithm} · seed {report.seed} · {report.model}", rows, following)

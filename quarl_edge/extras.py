@@ -1,0 +1,24 @@
+"""What is installed separately, and the command that adds it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from quarl_device.errors import MissingExtra
+
+
+def require_learner(command: str) -> None:
+    """Make sure that the `learner` extra is there.
+
+    Args:
+        command: what needs it, for the message.
+
+    Raises:
+        MissingExtra: TensorFlow or quarl-edge-export is not installed.
+    """
+    for module in ("tensorflow", "tf_keras", "tensorflow_model_optimization", "quarl_export"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(
+                f"quarl-edge {command} needs {module}, which is not installed",
+                hint="pip install 'quarl-edge[learner]'",
+            )

@@ -1,0 +1,1 @@
+"""The learner: from experience to signed policy pushes."""

@@ -1,0 +1,51 @@
+"""The seam between the training loop and an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_edge.replay.buffer import Batch
+from quarl_export.qat import QatPolicy
+
+
+class Algorithm(Protocol):
+    """Turns batches into a better policy.
+
+    Usage by the loop::
+
+        algorithm.compile()                       # before the first environment step
+        metrics = algorithm.update(replay.sample(K, B))
+        snapshot = algorithm.policy.snapshot()    # what a push patches into its template
+
+    Attributes:
+        policy: the network that acts and is exported.
+    """
+
+    policy: QatPolicy
+
+    def compile(self) -> None:
+        """Trace and compile the update, leaving every variable as it was."""
+
+    def update(self, batch: Batch) -> Mapping[str, float]:
+        """Run K fused gradient steps.
+
+        Args:
+            batch: arrays of leading shape [K, B].
+
+        Returns:
+            Scalars to log, means over the K steps.
+        """
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return every variable (weights, ranges, optimizer, target, step counter) by a stable name."""
+
+    def restore(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Set every variable from `arrays`.
+
+        Raises:
+            CheckpointError: a variable is missing, unknown, or of another shape.
+        """

@@ -1,0 +1,57 @@
+"""Compares pushed files with real conversions: the first before anybody acts with it, later ones in a child.
+
+A difference means that a template no longer says what the network says. Training then stops patching: it is reported
+loudly, and the run's result carries the count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from quarl_edge.learner.publisher import Pushed
+from quarl_export.audit import AuditChild, AuditResult
+
+_LOG = logging.getLogger(__name__)
+
+
+class Auditor:
+    """Counts audits.
+
+    Args:
+        make_child: starts the low-priority converting child; called at the first submission.
+
+    Attributes:
+        audited: pushes compared so far.
+        failures: of these, how many differed.
+    """
+
+    def __init__(self, make_child: Callable[[], AuditChild]) -> None:
+        self._make_child = make_child
+        self._child: AuditChild | None = None
+        self.audited = 0
+        self.failures = 0
+
+    def submit(self, pushed: Pushed) -> None:
+        """Have `pushed` compared in the background; skipped while the child is busy."""
+        if self._child is None:
+            self._child = self._make_child()
+        self._child.submit(pushed.version, pushed.snapshot, pushed.policy)
+
+    def poll(self) -> None:
+        """Take finished comparisons."""
+        if self._child is not None:
+            for result in self._child.poll():
+                self.record(result)
+
+    def record(self, result: AuditResult) -> None:
+        """Count one comparison."""
+        self.audited += 1
+        if not result.identical:
+            self.failures += 1
+            _LOG.error("audit: pushed policy version %d differs from its real conversion", result.version)
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.close()

@@ -1,0 +1,136 @@
+"""DQN (Mnih et al. 2015) with quantization-aware training and fused updates.
+
+Online and target network are quantized alike: a float target under a quantized online network does not learn.
+The Q output itself is not fake-quantized in training; its int8 range comes from recent observations at each push.
+K gradient steps run in one XLA-compiled loop: the call overhead of TensorFlow costs more than a small network's
+arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from numpy.typing import NDArray
+
+from quarl_device.errors import CheckpointError
+from quarl_edge.config import TrainConfig
+from quarl_edge.learner import losses
+from quarl_edge.replay.buffer import Batch
+from quarl_export.qat import QatPolicy
+
+Tensor = Any
+
+
+class Dqn:
+    """Double or plain DQN on n-step transitions.
+
+    Args:
+        config: hyperparameters; nothing is restated here.
+        policy: the online network, which acts and is exported.
+    """
+
+    def __init__(self, config: TrainConfig, policy: QatPolicy) -> None:
+        self._config = config
+        self.policy = policy
+        self._target = policy.clone()
+        self._target.assign_from(policy)
+        self._optimizer = tf_keras.optimizers.Adam(config.learning_rate, epsilon=config.adam_epsilon)
+        self._optimizer.build(policy.trainable_variables)
+        self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
+        self._fused = tf.function(self._run, jit_compile=True)
+        self._copy = tf.function(self._copy_target)
+
+    def compile(self) -> None:
+        """Trace and compile the update on an all-zero batch, leaving every variable as it was."""
+        before = self.arrays()
+        spec = self.policy.spec.observations[0]
+        steps, size = self._config.updates_per_call, self._config.batch_size
+        observation = np.zeros((steps, size, *spec.shape), spec.dtype)
+        zeros = np.zeros((steps, size), np.float32)
+        action = np.zeros((steps, size), self.policy.spec.action.dtype)
+        self._fused(observation, action, zeros, zeros, observation)
+        self.restore(before)
+        self._copy()
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Run K fused gradient steps; see `Algorithm.update`."""
+        steps = batch.reward.shape[0]
+        loss, q_mean, error = self._fused(
+            batch.observation, batch.action, batch.reward, batch.discount, batch.next_observation
+        )
+        period = self._config.target_period_updates
+        if period and int(self._updates) % period < steps:
+            self._copy()
+        return {"loss": float(loss), "q_mean": float(q_mean), "td_error": float(error)}
+
+    def _run(self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor) -> Tensor:
+        steps = tf.shape(reward)[0]
+        totals = (tf.zeros(()), tf.zeros(()), tf.zeros(()))
+        for k in tf.range(steps):
+            parts = self._step(observation[k], action[k], reward[k], discount[k], after[k])
+            totals = tuple(total + part for total, part in zip(totals, parts, strict=True))
+        self._updates.assign_add(tf.cast(steps, tf.int64))
+        return [total / tf.cast(steps, tf.float32) for total in totals]
+
+    def _step(
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        config = self._config
+        observation, after = tf.cast(observation, tf.float32), tf.cast(after, tf.float32)
+        next_q = self._target.model(after, training=False)
+        if config.double_q:
+            next_online = self.policy.model(after, training=False)
+            target = losses.double_q_learning_target(reward, discount, next_q, next_online)
+        else:
+            target = losses.q_learning_target(reward, discount, next_q)
+        variables = self.policy.trainable_variables
+        with tf.GradientTape() as tape:
+            q_values = self.policy.model(observation, training=True)
+            error = target - losses.select(q_values, action)
+            loss = tf.reduce_mean(losses.huber(error, config.huber_delta))
+        gradients = tape.gradient(loss, variables)
+        if config.max_grad_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, config.max_grad_norm)
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        if config.target_tau:
+            self._blend_target(config.target_tau)
+        return loss, tf.reduce_mean(q_values), tf.reduce_mean(tf.abs(error))
+
+    def _blend_target(self, tau: float) -> None:
+        """Polyak-average the weights; ranges are copied, since an average of two ranges fits neither network."""
+        weights = {variable.ref() for variable in self.policy.trainable_variables}
+        for target, online in zip(self._target.variables, self.policy.variables, strict=True):
+            target.assign(target + tau * (online - target) if online.ref() in weights else online)
+
+    def _copy_target(self) -> None:
+        self._target.assign_from(self.policy)
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return every variable by a stable name; see `Algorithm.arrays`."""
+        return {name: variable.numpy() for name, variable in self._named().items()}
+
+    def restore(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Set every variable from `arrays`; see `Algorithm.restore`."""
+        named = self._named()
+        if set(named) != set(arrays):
+            missing, unknown = sorted(set(named) - set(arrays)), sorted(set(arrays) - set(named))
+            raise CheckpointError(f"checkpoint of another network: missing {missing[:3]}, unknown {unknown[:3]}")
+        for name, variable in named.items():
+            if tuple(variable.shape) != arrays[name].shape:
+                raise CheckpointError(
+                    f"checkpoint of another network: {name} has shape {arrays[name].shape}, not {tuple(variable.shape)}"
+                )
+            variable.assign(arrays[name])
+
+    def _named(self) -> dict[str, Any]:
+        groups = {
+            "online": self.policy.variables,
+            "target": self._target.variables,
+            "optimizer": self._optimizer.variables,
+        }
+        named = {f"{group}/{i:03d}": v for group, members in groups.items() for i, v in enumerate(members)}
+        return {**named, "updates": self._updates}

@@ -1,0 +1,130 @@
+"""What a run keeps: the best judged policy, and checkpoints that a resume continues from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from quarl_device.contract import PolicyContract
+from quarl_device.evaluate import Evaluation
+from quarl_edge.checkpoint import Checkpoint, save_checkpoint
+from quarl_edge.learner.algorithm import Algorithm
+from quarl_edge.learner.publisher import Pushed
+from quarl_edge.local.evaluator import Judged
+from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.runs import RunDirectory
+from quarl_export.checkpoint import save_policy
+from quarl_export.networks import NetworkSpec
+
+if TYPE_CHECKING:
+    from quarl_edge.ingest.ingest import Ingest
+    from quarl_edge.learner.loop import Progression
+
+
+class Keeper:
+    """Writes a run's `policy/` and `checkpoints/`.
+
+    Args:
+        run: the run's directory.
+        spec: the network.
+        contract: goes into the policy checkpoint.
+        golden_observations: likewise.
+        ingest: its journal position and counters go into a checkpoint.
+        replay: its random state goes into a checkpoint.
+        epoch: of this session.
+        seed: of the run, for the policy's provenance.
+
+    Attributes:
+        best: best judged policy so far.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        spec: NetworkSpec,
+        contract: PolicyContract,
+        golden_observations: Any,
+        ingest: Ingest,
+        replay: ReplayBuffer,
+        epoch: int,
+        seed: int,
+        best: Judged | None = None,
+    ) -> None:
+        self._run = run
+        self._spec = spec
+        self._contract = contract
+        self._golden = golden_observations
+        self._ingest = ingest
+        self._replay = replay
+        self._epoch = epoch
+        self._seed = seed
+        self.best = best
+
+    def consider(self, judged: Judged, pushed: Pushed) -> None:
+        """Keep `pushed` as the run's policy if it was judged at least as good as the best so far."""
+        if self.best is not None and judged.result.return_mean < self.best.result.return_mean:
+            return
+        self.best = judged
+        self.save(pushed, judged.result)
+
+    def save(self, pushed: Pushed, result: Evaluation | None) -> None:
+        """Write `pushed` as the run's policy."""
+        provenance: dict[str, Any] = {
+            "run": self._run.path.name,
+            "seed": self._seed,
+            "env_steps": pushed.env_steps,
+            "policy_version": pushed.version,
+            "pushed_sha256": pushed.sha256,
+        }
+        if result is not None:
+            provenance["int8_return_mean"] = result.return_mean
+            provenance["episodes"] = result.episodes
+        save_policy(
+            self._run.policy,
+            snapshot=pushed.snapshot,
+            spec=self._spec,
+            contract=self._contract,
+            golden_observations=self._golden,
+            provenance=provenance,
+        )
+
+    def checkpoint(self, algorithm: Algorithm, progression: Progression) -> None:
+        """Write a checkpoint of everything.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            JournalError: the journal cannot be synced.
+        """
+        # Under the ingest's lock: the position and the counters belong to one moment.
+        with self._ingest.paused() as cut:
+            state = {
+                "progression": dataclasses.asdict(progression),
+                "epoch": self._epoch,
+                "journal_position": cut.journal_position,
+                "counters": cut.counters,
+                "limiter": cut.limiter,
+                "replay": self._replay.random_state(),
+                "best": _judged_to_json(self.best),
+            }
+            arrays = {"algorithm": algorithm.arrays()}
+        save_checkpoint(self._run.checkpoints, Checkpoint(state=state, arrays=arrays), env_steps=cut.env_steps)
+
+    def sync(self) -> None:
+        """Let the journal reach the disk if it is due."""
+        self._ingest.sync()
+
+
+def _judged_to_json(judged: Judged | None) -> dict[str, Any] | None:
+    return None if judged is None else dataclasses.asdict(judged)
+
+
+def judged_from_json(data: Any) -> Judged | None:
+    """Read back what a checkpoint says of the best policy."""
+    if data is None:
+        return None
+    result = {**data["result"], "returns": tuple(data["result"]["returns"])}
+    return Judged(version=data["version"], env_steps=data["env_steps"], result=Evaluation(**result))
+
+

@@ -1,0 +1,339 @@
+"""The training loop: experience in, fused updates, hot pushes out, the int8 file judged.
+
+Two ways to run it. `run_async` never waits for anything but its limiter: actors step while the learner learns.
+`run_lockstep` alternates strictly (push, one block, updates), so that repeating and resuming are bit-identical.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quarl_device.errors import QuarlError, TrainingStalled
+from quarl_device.wire.push import Exploration
+from quarl_edge.config import TrainConfig
+from quarl_edge.learner.algorithm import Algorithm
+from quarl_edge.learner.auditor import Auditor
+from quarl_edge.learner.keeper import Keeper
+from quarl_edge.learner.metrics import MetricsSink
+from quarl_edge.learner.normalization import NormalizerPlan
+from quarl_edge.learner.presence import Presence
+from quarl_edge.progress import Progress, Status
+from quarl_edge.learner.publisher import PolicyPublisher, Pushed
+from quarl_edge.learner.receiver import Receiver
+from quarl_edge.learner.result import StopReason, TrainResult
+from quarl_edge.learner.stop import StopSignal
+from quarl_edge.local.actors import ActorProcesses
+from quarl_edge.local.evaluator import Evaluator, Judged
+from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.limiter import SampleToInsertRatio
+
+_LOG = logging.getLogger(__name__)
+_WAIT_S = 0.05
+_CHORES_PERIOD_S = 0.5
+_STALL_S = 120.0
+_HEAD_RANGE_OBSERVATIONS = 512
+
+
+@dataclass(kw_only=True)
+class Progression:
+    """Counters that a checkpoint keeps.
+
+    Attributes:
+        version: latest policy version published.
+        updates: gradient steps done.
+        normalizer_version: grows whenever the normaliser's constants change.
+        reset_due: lockstep: the next push resets every environment.
+    """
+
+    version: int = 0
+    updates: int = 0
+    normalizer_version: int = 0
+    reset_due: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything that the loop ties together; it owns none of it."""
+
+    config: TrainConfig
+    algorithm: Algorithm
+    replay: ReplayBuffer
+    limiter: SampleToInsertRatio
+    receiver: Receiver
+    publisher: PolicyPublisher
+    presence: Presence
+    evaluator: Evaluator
+    auditor: Auditor
+    keeper: Keeper
+    normalizer: NormalizerPlan
+    metrics: MetricsSink
+    progress: Progress
+    stop: StopSignal
+    env_steps: Callable[[], int]
+    actors: ActorProcesses | None = None
+
+
+class TrainingLoop:
+    """One session of training.
+
+    Args:
+        parts: what it ties together.
+        progression: counters of a resumed run, or fresh ones.
+    """
+
+    def __init__(self, parts: Parts, progression: Progression) -> None:
+        self._parts = parts
+        self._progression = progression
+        self._config = parts.config
+        self._start_env_steps = parts.env_steps()
+        self._start_updates = progression.updates
+        self._start_samples = parts.limiter.samples
+        self._started_s = 0.0
+        self._last_update_s = 0.0
+        self._last_push_updates = progression.updates
+        self._last_judged: Judged | None = None
+        self._judging: dict[int, Pushed] = {}
+        self._prepare_ms: list[float] = []
+        self._next_chores_s = 0.0
+        self._next_checkpoint = self._start_env_steps + self._config.checkpoint_period_steps
+        self._pushes = 0
+        self._most_actors = 0
+        self._losses: dict[str, float] = {}
+
+    def run(self) -> TrainResult:
+        """Train until solved, out of budget, or asked to stop.
+
+        Raises:
+            TrainingStalled: no experience arrived within two minutes although actors run on this machine.
+            ActorFailed: a local actor keeps ending.
+            NonFiniteError: weights or ranges became NaN or Inf.
+        """
+        self._started_s = self._last_update_s = time.monotonic()
+        self._push()
+        reason = self._run_lockstep() if self._config.lockstep else self._run_async()
+        self._judge_last(reason)
+        if self._best_meets_goal():
+            reason = StopReason.SOLVED
+        self._checkpoint()
+        return self._result(reason)
+
+    # -- the two ways ------------------------------------------------------------------------------------------------
+
+    def _run_async(self) -> StopReason:
+        arrivals = self._parts.receiver.arrivals
+        while (reason := self._stop_reason()) is None:
+            if self._learn():
+                if self._progression.updates - self._last_push_updates >= self._config.push_period_updates:
+                    self._push()
+            else:
+                arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
+                self._check_stalled()
+            self._poll_judge(timeout_s=0.0)
+            if self._config.checkpoint_period_steps and self._parts.env_steps() >= self._next_checkpoint:
+                self._checkpoint()
+            self._chores()
+        return reason
+
+    def _run_lockstep(self) -> StopReason:
+        while (reason := self._stop_reason()) is None:
+            before = self._parts.env_steps()
+            arrivals = self._parts.receiver.arrivals
+            while self._parts.env_steps() == before and not self._parts.stop.requested:
+                arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
+                self._check_stalled()
+                self._chores()
+            if self._parts.stop.requested:
+                # An interrupted round is made again after a resume, from the last checkpoint.
+                return StopReason.INTERRUPTED
+            while self._learn():
+                pass
+            if self._parts.env_steps() >= self._next_checkpoint:
+                self._progression.reset_due = True
+                self._checkpoint()
+            self._push()
+            self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+            self._chores()
+        return reason
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _learn(self) -> bool:
+        """Run one fused call if the limiter allows it."""
+        config, parts = self._config, self._parts
+        samples = config.updates_per_call * config.batch_size
+        if not parts.limiter.can_sample(samples):
+            return False
+        if parts.normalizer.pending:
+            parts.normalizer.settle(parts.replay, parts.algorithm.policy)
+            self._progression.normalizer_version += 1
+        batch = parts.replay.sample(config.updates_per_call, config.batch_size)
+        self._losses = dict(parts.algorithm.update(batch))
+        parts.limiter.sample(samples)
+        self._progression.updates += config.updates_per_call
+        self._last_update_s = time.monotonic()
+        parts.receiver.send_acks()
+        return True
+
+    def _push(self) -> None:
+        parts, progression = self._parts, self._progression
+        progression.version += 1
+        recent = parts.replay.recent_observations(_HEAD_RANGE_OBSERVATIONS)
+        if len(recent):
+            parts.algorithm.policy.head_range_from(recent)
+        env_steps = parts.env_steps()
+        pushed = parts.publisher.push(
+            parts.algorithm.policy.snapshot,
+            version=progression.version,
+            env_steps=env_steps,
+            exploration=Exploration(kind="epsilon", values=(self._config.epsilon(env_steps),)),
+            normalizer_version=progression.normalizer_version,
+            reset=self._config.lockstep and progression.reset_due,
+        )
+        progression.reset_due = False
+        self._last_push_updates = progression.updates
+        self._pushes += 1
+        self._prepare_ms.append(pushed.prepare_ms)
+        if self._pushes % self._config.audit_period_pushes == 0:
+            parts.auditor.submit(pushed)
+        if progression.updates and self._pushes % self._config.evaluate_period_pushes == 0:
+            self._submit_judge(pushed)
+
+    def _submit_judge(self, pushed: Pushed) -> None:
+        if self._parts.evaluator.submit(pushed.policy, version=pushed.version, env_steps=pushed.env_steps):
+            self._judging = {pushed.version: pushed}
+
+    def _poll_judge(self, *, timeout_s: float) -> None:
+        judged = self._parts.evaluator.poll(timeout_s=timeout_s)
+        if judged is None:
+            return
+        self._last_judged = judged
+        self._parts.keeper.consider(judged, self._judging.pop(judged.version))
+        self._parts.metrics.write(
+            judged.env_steps,
+            {"return/int8_mean": judged.result.return_mean, "return/int8_std": judged.result.return_std},
+        )
+
+    def _judge_last(self, reason: StopReason) -> None:
+        """Finish what is being judged and judge the last policy too, unless somebody waits for the end."""
+        if reason is not StopReason.BUDGET:
+            return
+        self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+        if self._best_meets_goal() or not self._progression.updates:
+            return
+        self._push()
+        if not self._judging:
+            self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+            self._push()
+        self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+
+    def _checkpoint(self) -> None:
+        self._next_checkpoint = self._parts.env_steps() + self._config.checkpoint_period_steps
+        self._parts.keeper.checkpoint(self._parts.algorithm, self._progression)
+
+    # -- chores ------------------------------------------------------------------------------------------------------
+
+    def _stop_reason(self) -> StopReason | None:
+        if self._parts.stop.requested:
+            return StopReason.INTERRUPTED
+        if self._best_meets_goal():
+            return StopReason.SOLVED
+        return StopReason.BUDGET if self._parts.env_steps() >= self._config.steps else None
+
+    def _best_meets_goal(self) -> bool:
+        goal, best = self._config.goal_return, self._parts.keeper.best
+        return goal is not None and best is not None and best.result.return_mean >= goal
+
+    def _check_stalled(self) -> None:
+        receiver, actors = self._parts.receiver, self._parts.actors
+        silent_s = time.monotonic() - max(receiver.last_arrival_s, self._started_s)
+        # Actors elsewhere may come tomorrow; local ones have no excuse.
+        if actors is not None and silent_s > _STALL_S:
+            blocked = {name: view.state.blocked or "running" for name, view in receiver.actors.items()}
+            raise TrainingStalled(
+                f"no experience arrived for {silent_s:.0f} s; actors say {blocked or 'nothing'}",
+                hint="their logs are in the run's logs/ directory",
+            )
+
+    def _chores(self) -> None:
+        now = time.monotonic()
+        if now < self._next_chores_s:
+            return
+        self._next_chores_s = now + _CHORES_PERIOD_S
+        parts = self._parts
+        parts.presence.tick()
+        if parts.actors is not None:
+            parts.actors.check()
+        parts.keeper.sync()
+        parts.auditor.poll()
+        self._most_actors = max(self._most_actors, len(parts.receiver.actors))
+        parts.progress.show(self._status(now))
+        self._write_metrics(now)
+
+    def _status(self, now: float) -> Status:
+        parts = self._parts
+        judged = self._last_judged
+        actors = len(parts.receiver.actors)
+        blocked = parts.limiter.why_blocked()
+        return Status(
+            phase="training",
+            env_steps=parts.env_steps(),
+            budget_steps=self._config.steps,
+            updates=self._progression.updates,
+            pushes=self._pushes,
+            int8_return=None if judged is None else judged.result.return_mean,
+            goal_return=self._config.goal_return,
+            actors=actors,
+            elapsed_s=now - self._started_s,
+            blocked="waiting for actors" if not actors else blocked,
+        )
+
+    def _write_metrics(self, now: float) -> None:
+        elapsed = max(now - self._started_s, 1e-9)
+        env_steps = self._parts.env_steps()
+        scalars = {f"learner/{name}": value for name, value in self._losses.items()}
+        scalars["learner/updates"] = float(self._progression.updates)
+        scalars["rate/env_steps_per_s"] = (env_steps - self._start_env_steps) / elapsed
+        scalars["rate/updates_per_s"] = (self._progression.updates - self._start_updates) / elapsed
+        scalars["rate/samples_per_insert"] = self._samples_per_insert()
+        scalars["actors/online"] = float(len(self._parts.receiver.actors))
+        scalars["actors/epsilon"] = self._config.epsilon(env_steps)
+        self._parts.metrics.write(env_steps, scalars)
+
+    def _samples_per_insert(self) -> float:
+        inserted = self._parts.env_steps() - self._start_env_steps
+        return (self._parts.limiter.samples - self._start_samples) / inserted if inserted else 0.0
+
+    def _result(self, reason: StopReason) -> TrainResult:
+        parts = self._parts
+        env_steps = parts.env_steps()
+        told = [view.telemetry for view in parts.receiver.actors.values() if view.telemetry is not None]
+        swaps = [t.push_ms_p50 for t in told if t.push_ms_p50 > 0]
+        acts = [t.act_us_p50 for t in told if t.act_us_p50 > 0]
+        return TrainResult(
+            reason=reason,
+            env_steps=env_steps,
+            session_env_steps=env_steps - self._start_env_steps,
+            updates=self._progression.updates,
+            session_updates=self._progression.updates - self._start_updates,
+            pushes=self._pushes,
+            train_s=self._last_update_s - self._started_s,
+            prepare_ms_p50=float(np.median(self._prepare_ms)),
+            push_ms_p50=statistics.median(swaps) if swaps else None,
+            actor_act_us_p50=statistics.median(acts) if acts else None,
+            best=parts.keeper.best,
+            devices=self._most_actors,
+            samples_per_insert=self._samples_per_insert(),
+            audited=parts.auditor.audited,
+            audit_failures=parts.auditor.failures,
+        )
+
+
+def describe_error(error: QuarlError) -> str:
+    """Return the one line that the command shows for an error that ended training."""
+    return f"training ended: {error}"

@@ -1,0 +1,123 @@
+"""The hot push: learner variables to signed bytes on the wire, in milliseconds (DESIGN of the loop, step 1)."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quarl_device.link import Link
+from quarl_device.policy_file import GoldenVectors
+from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.push import Exploration, PushHeader, encode_push
+from quarl_device.wire.topics import Topics
+from quarl_export.golden import run_goldens
+from quarl_export.qat import PolicySnapshot
+from quarl_export.template import Template
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """One policy that went out.
+
+    Attributes:
+        version: its policy version.
+        env_steps: environment steps behind it.
+        snapshot: the learned weights and ranges that it was patched from.
+        policy: the int8 file.
+        sha256: hex digest of `policy`.
+        prepare_ms: variables read to signed bytes.
+        published: whether the link took it; a link that is down loses nothing, the newest push is retained later.
+    """
+
+    version: int
+    env_steps: int
+    snapshot: PolicySnapshot
+    policy: bytes
+    sha256: str
+    prepare_ms: float
+    published: bool
+
+
+class PolicyPublisher:
+    """Patches, signs and publishes policies; the latest is republished after a reconnection.
+
+    Args:
+        template: converted once; each push is patched into it.
+        link: to the broker.
+        topics: of the fleet.
+        key: the learner's key.
+        epoch: the learner's epoch.
+    """
+
+    def __init__(self, template: Template, *, link: Link, topics: Topics, key: LearnerKey, epoch: int) -> None:
+        self._template = template
+        self._link = link
+        self._topics = topics
+        self._key = key
+        self._epoch = epoch
+        self._latest: bytes = b""
+        link.on_connect(self._republish)
+
+    def push(
+        self,
+        read: Callable[[], PolicySnapshot],
+        *,
+        version: int,
+        env_steps: int,
+        exploration: Exploration,
+        normalizer_version: int = 0,
+        reset: bool = False,
+    ) -> Pushed:
+        """Publish one policy.
+
+        Args:
+            read: reads the learner's variables; timed as part of the push.
+            version: policy version, growing.
+            env_steps: environment steps behind it.
+            exploration: what the actors add to the greedy action.
+            normalizer_version: grows whenever the normaliser's constants change.
+            reset: lockstep: actors reset every environment before they act with it.
+
+        Raises:
+            NonFiniteError: a weight or range is NaN or Inf; nothing is published.
+            PatchError: the template does not fit.
+            PayloadTooLarge: over the inline cap.
+        """
+        read_unix_ns = time.time_ns()
+        started = time.perf_counter()
+        snapshot = read()
+        policy = self._template.patch(snapshot)
+        golden: GoldenVectors = run_goldens(policy, self._template.contract, self._template.golden_observations)
+        digest = hashlib.sha256(policy).hexdigest()
+        header = PushHeader(
+            epoch=self._epoch,
+            version=version,
+            env_steps=env_steps,
+            sha256=digest,
+            exploration=exploration,
+            normalizer_version=normalizer_version,
+            golden_outputs=golden.outputs,
+            lsb=golden.lsb,
+            tolerance_lsb=golden.tolerance_lsb,
+            variables_read_unix_ns=read_unix_ns,
+            reset=reset,
+        )
+        payload = encode_push(header, policy, self._key.sign)
+        prepare_ms = (time.perf_counter() - started) * 1e3
+        self._latest = payload
+        published = self._link.publish(self._topics.policy, payload, retain=True)
+        return Pushed(
+            version=version,
+            env_steps=env_steps,
+            snapshot=snapshot,
+            policy=policy,
+            sha256=digest,
+            prepare_ms=prepare_ms,
+            published=published,
+        )
+
+    def _republish(self) -> None:
+        if self._latest:
+            self._link.publish(self._topics.policy, self._latest, retain=True)

@@ -1,0 +1,321 @@
+"""One training session from an empty fleet to a result: everything that surrounds the loop, in order.
+
+The order matters: what can fail fast comes first (environment, broker, another learner), then what takes seconds
+(template, audit, compilation), and only then do actors get a policy and the clock starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device import __version__
+from quarl_device.contract import ActionSpec, Head, ObservationSpec, PolicyContract
+from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
+from quarl_device.errors import CheckpointError, UnsupportedSpace, UsageError
+from quarl_device.link import BrokerURL, PahoLink, Will
+from quarl_device.wire.block import BlockSpec
+from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES, WIRE_VERSION
+from quarl_device.wire.messages import LearnerBirth
+from quarl_device.wire.topics import Topics
+from quarl_edge.checkpoint import Checkpoint
+from quarl_edge.config import TrainConfig
+from quarl_edge.ingest.ingest import Ingest
+from quarl_edge.learner.algorithm import Algorithm
+from quarl_edge.learner.auditor import Auditor
+from quarl_edge.learner.dqn import Dqn
+from quarl_edge.learner.keeper import Keeper, judged_from_json
+from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
+from quarl_edge.learner.metrics import MetricsSink
+from quarl_edge.learner.normalization import NormalizerPlan
+from quarl_edge.learner.presence import Presence, claim_fleet, gone_birth, next_epoch
+from quarl_edge.progress import Progress
+from quarl_edge.learner.publisher import PolicyPublisher
+from quarl_edge.learner.receiver import Receiver
+from quarl_edge.learner.result import TrainResult
+from quarl_edge.learner.stop import StopSignal
+from quarl_edge.local.actors import ActorProcesses
+from quarl_edge.local.evaluator import Evaluator
+from quarl_edge.runs import RunDirectory
+from quarl_export.audit import AuditChild, audit
+from quarl_export.networks import NetworkSpec, QuantizationSpec
+from quarl_export.qat import QatPolicy
+from quarl_export.template import Template
+
+LEARNER_NAME = "learner"
+_CONNECT_TIMEOUT_S = 10.0
+_GOLDEN_COUNT = 8
+_GOLDEN_STEPS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """How a session reaches its actors.
+
+    Attributes:
+        url: of the broker.
+        password: of the learner's user there, `None` where the broker asks for none.
+        name: of the fleet.
+        key: signs pushes.
+        takeover: serve the fleet even if another learner does.
+        clear: remove what this session retained when it ends, as a demo does.
+    """
+
+    url: BrokerURL
+    password: str | None
+    name: str
+    key: LearnerKey
+    takeover: bool = False
+    clear: bool = False
+
+
+def specs_of(config: TrainConfig) -> tuple[ObservationSpec, ActionSpec, NDArray[np.float32]]:
+    """Look at the environment: its spaces, and a few observations of random play for the golden vectors.
+
+    Returns:
+        observation spec, action spec, and observations float32[count, n].
+
+    Raises:
+        UnknownEnvironment: no such id.
+        UnsupportedSpace: the algorithm does not take its spaces.
+    """
+    env = make_single(EnvSpec(env_id=config.env_id))
+    try:
+        observations, action = spaces_to_specs(env.observation_space, env.action_space)
+        if action.kind != "discrete":
+            raise UnsupportedSpace(
+                f"{config.env_id} has continuous actions; {config.algorithm} takes discrete ones",
+                hint="try CartPole-v1, Acrobot-v1, MountainCar-v0 or LunarLander-v3",
+            )
+        if len(observations) != 1 or len(observations[0].shape) != 1:
+            raise UnsupportedSpace(
+                f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
+                f"{config.algorithm} takes one vector in this version"
+            )
+        env.action_space.seed(config.seed)
+        seen = [env.reset(seed=config.seed)[0]]
+        for _ in range(_GOLDEN_STEPS):
+            observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            seen.append(env.reset()[0] if terminated or truncated else observation)
+    finally:
+        env.close()
+    recorded = np.asarray(seen, np.float32)
+    distinct = np.unique(recorded, axis=0)
+    picked = np.linspace(0, len(distinct) - 1, min(_GOLDEN_COUNT, len(distinct))).astype(int)
+    return observations[0], action, distinct[picked]
+
+
+class Session:
+    """Builds the parts of a run, trains, and leaves the fleet tidy.
+
+    Args:
+        config: hyperparameters.
+        run: where everything is kept.
+        fleet: how actors are reached.
+        progress: what a person watches.
+        metrics: where numbers go.
+        stop: asks for a clean end.
+        checkpoint: to resume from.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        run: RunDirectory,
+        fleet: Fleet,
+        *,
+        progress: Progress,
+        metrics: MetricsSink,
+        stop: StopSignal,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._fleet = fleet
+        self._progress = progress
+        self._metrics = metrics
+        self._stop = stop
+        self._checkpoint = checkpoint
+        self._topics = Topics(fleet.name)
+        self._observation, self._action, self._golden = specs_of(config)
+
+    def train(self, actors: ActorProcesses | None) -> TrainResult:
+        """Train to the end.
+
+        Args:
+            actors: local actor processes, started here once the broker answers; `None` when all are elsewhere.
+
+        Raises:
+            QuarlError: see `TrainingLoop.run`, `claim_fleet` and `Template.from_model`.
+        """
+        epoch = self._claim()
+        birth = self._birth(epoch)
+        with contextlib.ExitStack() as stack:
+            if actors is not None:
+                # They take as long to import as the template takes to convert.
+                actors.start()
+                stack.callback(actors.stop)
+            evaluator = Evaluator(episodes=self._config.evaluate_episodes, seed=self._config.evaluate_seed)
+            stack.callback(evaluator.close)
+            algorithm, template, auditor = self._build(stack)
+            link = stack.enter_context(self._connected(gone_birth(birth)))
+            ingest = Ingest.open(self._config, self._block_spec(), self._run.journal)
+            stack.callback(ingest.close)
+            self._restore_experience(ingest)
+            presence = Presence(link, self._topics, birth)
+            stack.callback(presence.leave, clear=self._fleet.clear)
+            receiver = Receiver(link, self._topics, ingest)
+            receiver.listen()
+            presence.announce()
+            keeper = self._keeper(ingest, template, epoch)
+            parts = Parts(
+                config=self._config,
+                algorithm=algorithm,
+                replay=ingest.replay,
+                limiter=ingest.limiter,
+                receiver=receiver,
+                publisher=PolicyPublisher(template, link=link, topics=self._topics, key=self._fleet.key, epoch=epoch),
+                presence=presence,
+                evaluator=evaluator,
+                auditor=auditor,
+                keeper=keeper,
+                normalizer=self._normalizer(algorithm.policy),
+                metrics=self._metrics,
+                progress=self._progress,
+                stop=self._stop,
+                env_steps=lambda: ingest.env_steps,
+                actors=actors,
+            )
+            return TrainingLoop(parts, self._progression()).run()
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> int:
+        checkpoint_epoch = 0 if self._checkpoint is None else int(self._checkpoint.state["epoch"])
+        with self._connected(None) as link:
+            highest = claim_fleet(
+                link, self._topics, takeover=self._fleet.takeover, cancelled=lambda: self._stop.requested
+            )
+        import time
+
+        return next_epoch(unix_s=time.time(), highest_seen=highest, checkpoint_epoch=checkpoint_epoch)
+
+    @contextlib.contextmanager
+    def _connected(self, last_words: bytes | None) -> Iterator[PahoLink]:
+        url = self._fleet.url
+        will = None if last_words is None else Will(topic=self._topics.learner, payload=last_words, retain=True)
+        link = PahoLink(url, client_id=url.user or LEARNER_NAME, password=self._fleet.password, will=will)
+        link.connect(timeout_s=_CONNECT_TIMEOUT_S)
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def _birth(self, epoch: int) -> LearnerBirth:
+        config = self._config
+        return LearnerBirth(
+            status="online",
+            epoch=epoch,
+            wire=WIRE_VERSION,
+            beat=0,
+            env_id=config.env_id,
+            env_kwargs={},
+            algorithm=config.algorithm,
+            observations=(self._observation,),
+            action=self._action,
+            public_key=self._fleet.key.public.hex,
+            mode="lockstep" if config.lockstep else "async",
+            seed=config.seed,
+            block_steps=config.block_steps,
+            version=__version__,
+        )
+
+    def _block_spec(self) -> BlockSpec:
+        return BlockSpec(observations=(self._observation,), action=self._action)
+
+    def _network(self) -> NetworkSpec:
+        quantization = QuantizationSpec(range_decay=self._config.range_decay, center_q=self._config.center_q)
+        return NetworkSpec(
+            observations=(self._observation,),
+            action=self._action,
+            hidden=self._config.hidden,
+            quantization=quantization,
+        )
+
+    def _build(self, stack: contextlib.ExitStack) -> tuple[Algorithm, Template, Auditor]:
+        config = self._config
+        self._progress.note("building the network and its int8 template")
+        policy = QatPolicy(self._network(), seed=config.seed, normalize=True)
+        if self._checkpoint is None:
+            self._normalizer(policy)
+        algorithm: Algorithm = Dqn(config, policy)
+        if self._checkpoint is not None:
+            algorithm.restore(self._checkpoint.arrays["algorithm"])
+        template = Template.from_model(policy, self._contract(), self._golden)
+        if len(template.data) > MAX_INLINE_PUSH_BYTES - 4_096:
+            raise UsageError(
+                f"a policy of {len(template.data):,} bytes is over the inline push cap of {MAX_INLINE_PUSH_BYTES:,} "
+                "bytes",
+                hint=f"make it smaller: --set hidden={','.join(['256'] * len(config.hidden))}",
+            )
+        auditor = Auditor(lambda: AuditChild(policy.spec, normalized=policy.normalized))
+        stack.callback(auditor.close)
+        snapshot = policy.snapshot()
+        auditor.record(audit(policy.spec, snapshot, template.patch(snapshot)))
+        algorithm.compile()
+        return algorithm, template, auditor
+
+    def _contract(self) -> PolicyContract:
+        # The tensor names are not known before the conversion, which fills them in.
+        return PolicyContract(
+            env_id=self._config.env_id,
+            algorithm=self._config.algorithm,
+            scheme="int8",
+            observations=(self._observation,),
+            head=Head(kind="q_values", outputs={"q_values": ""}),
+            action=self._action,
+        )
+
+    def _normalizer(self, policy: QatPolicy) -> NormalizerPlan:
+        plan = NormalizerPlan(self._config, self._observation)
+        if self._checkpoint is None:
+            plan.begin(policy)
+        elif self._checkpoint.state["progression"]["normalizer_version"]:
+            plan.pending = False
+        return plan
+
+    def _keeper(self, ingest: Ingest, template: Template, epoch: int) -> Keeper:
+        state = {} if self._checkpoint is None else self._checkpoint.state
+        return Keeper(
+            self._run,
+            spec=self._network(),
+            contract=template.contract,
+            golden_observations=template.golden_observations,
+            ingest=ingest,
+            replay=ingest.replay,
+            epoch=epoch,
+            seed=self._config.seed,
+            best=judged_from_json(state.get("best")),
+        )
+
+    def _restore_experience(self, ingest: Ingest) -> None:
+        if self._checkpoint is None:
+            return
+        state = self._checkpoint.state
+        # Lockstep makes the rounds after the checkpoint again; otherwise nothing that was stored is thrown away.
+        ingest.rebuild(until=int(state["journal_position"]) if self._config.lockstep else None)
+        ingest.replay.set_random_state(state["replay"])
+        ingest.limiter.restore_samples(int(state["limiter"]["samples"]))
+
+    def _progression(self) -> Progression:
+        if self._checkpoint is None:
+            return Progression()
+        try:
+            return Progression(**{**self._checkpoint.state["progression"], "reset_due": True})
+        except TypeError as error:
+            raise CheckpointError(f"checkpoint of another version: {error}") from error

@@ -1,0 +1,1 @@
+"""What runs beside the learner on its own machine: actor processes and evaluations."""

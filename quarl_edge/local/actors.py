@@ -1,0 +1,126 @@
+"""Actor processes on the learner's machine: plain `quarl-device run`, watched and restarted within limits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quarl_device.errors import ActorFailed
+
+_LOG = logging.getLogger(__name__)
+_MAX_RESTARTS = 3
+_RESTART_WINDOW_S = 60.0
+_STDERR_TAIL_BYTES = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCommand:
+    """How to start one actor.
+
+    Attributes:
+        name: its device name.
+        arguments: what follows `quarl-device run`; no secret belongs here.
+        environment: variables on top of the learner's own, such as QUARL_MQTT_PASSWORD.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class ActorProcesses:
+    """A few actor processes, started together and ended together.
+
+    Args:
+        commands: one per actor.
+        log_dir: where each actor's stderr goes, `<name>.log`.
+    """
+
+    def __init__(self, commands: Sequence[ActorCommand], *, log_dir: Path) -> None:
+        self._commands = {command.name: command for command in commands}
+        self._log_dir = log_dir
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._restarts: dict[str, deque[float]] = {name: deque() for name in self._commands}
+        self.restarts = 0
+
+    def start(self) -> None:
+        """Start all of them; returns at once."""
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        for name in self._commands:
+            self._spawn(name)
+
+    def check(self) -> None:
+        """Restart what ended by itself.
+
+        Raises:
+            ActorFailed: one ended more than three times within a minute.
+        """
+        for name, process in list(self._processes.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            now = time.monotonic()
+            times = self._restarts[name]
+            while times and now - times[0] > _RESTART_WINDOW_S:
+                times.popleft()
+            if len(times) >= _MAX_RESTARTS:
+                raise ActorFailed(
+                    f"actor {name} ended {len(times) + 1} times in {_RESTART_WINDOW_S:.0f} s, last with status {status}: "
+                    f"{self._last_words(name)}",
+                    hint=f"its log is {self._log_path(name)}",
+                )
+            times.append(now)
+            self.restarts += 1
+            _LOG.warning("actor %s ended with status %s; starting it again", name, status)
+            self._spawn(name)
+
+    @property
+    def alive(self) -> int:
+        """How many run now."""
+        return sum(process.poll() is None for process in self._processes.values())
+
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        """End all of them: SIGTERM, then SIGKILL at the deadline."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + timeout_s
+        for name, process in self._processes.items():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _LOG.warning("actor %s did not end within %.0f s; killed", name, timeout_s)
+                process.kill()
+                process.wait(timeout_s)
+        self._processes.clear()
+
+    def _spawn(self, name: str) -> None:
+        command = self._commands[name]
+        with self._log_path(name).open("ab") as log:
+            # A child of ours must see exactly our interpreter and packages: the module, not a script on the PATH.
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "quarl_device.cli", "run", *command.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **command.environment},
+                # Ctrl-C at the terminal goes to the learner alone, which then ends its actors in order.
+                start_new_session=True,
+            )
+
+    def _log_path(self, name: str) -> Path:
+        return self._log_dir / f"{name}.log"
+
+    def _last_words(self, name: str) -> str:
+        try:
+            text = self._log_path(name).read_bytes()[-_STDERR_TAIL_BYTES:].decode(errors="replace").strip()
+        except OSError:
+            text = ""
+        return text.splitlines()[-1] if text else "it said nothing"

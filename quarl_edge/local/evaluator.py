@@ -1,0 +1,114 @@
+"""Plays pushed int8 files in a process of its own, so that the learner never waits for an evaluation."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+from quarl_device.errors import QuarlError
+from quarl_device.evaluate import Evaluation, evaluate
+from quarl_device.policy_file import read_policy
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One finished evaluation.
+
+    Attributes:
+        version: policy version that was judged.
+        env_steps: environment steps behind that version.
+        result: returns of the int8 file in the TFLite runtime.
+    """
+
+    version: int
+    env_steps: int
+    result: Evaluation
+
+
+class Evaluator:
+    """One evaluation at a time; what arrives meanwhile is skipped, never queued (latest wins).
+
+    Args:
+        episodes: greedy episodes per evaluation.
+        seed: start seeds are seed, seed + 1, ...
+    """
+
+    def __init__(self, *, episodes: int, seed: int) -> None:
+        self._episodes = episodes
+        self._seed = seed
+        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet)
+        self._running: tuple[int, int, Future[Evaluation]] | None = None
+        self._pool.submit(_warm)
+
+    def submit(self, policy: bytes, *, version: int, env_steps: int) -> bool:
+        """Start judging `policy` unless one is being judged.
+
+        Args:
+            policy: the int8 file.
+            version: its policy version.
+            env_steps: environment steps behind it.
+
+        Returns:
+            Whether it was taken.
+        """
+        if self._running is not None:
+            return False
+        future = self._pool.submit(_evaluate, policy, self._episodes, self._seed)
+        self._running = (version, env_steps, future)
+        return True
+
+    def poll(self, *, timeout_s: float = 0.0) -> Judged | None:
+        """Return the finished evaluation, if any, waiting at most `timeout_s`.
+
+        Raises:
+            QuarlError: the file could not be played.
+        """
+        if self._running is None:
+            return None
+        version, env_steps, future = self._running
+        try:
+            result = future.result(timeout_s)
+        except TimeoutError:
+            return None
+        except BrokenProcessPool:
+            self._running = None
+            _LOG.warning("the evaluator process ended by itself; policy version %d was not judged", version)
+            self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet)
+            return None
+        except QuarlError:
+            self._running = None
+            raise
+        self._running = None
+        return Judged(version=version, env_steps=env_steps, result=result)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a policy is being judged."""
+        return self._running is not None
+
+    def close(self) -> None:
+        """End the evaluator process; an unfinished evaluation is dropped."""
+        for process in list((self._pool._processes or {}).values()):
+            process.terminate()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _quiet() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _warm() -> None:
+    """Import the runtime before the first policy comes."""
+    from quarl_device.runtime import find_runtime
+
+    find_runtime()
+
+
+def _evaluate(policy: bytes, episodes: int, seed: int) -> Evaluation:
+    return evaluate(read_policy(policy), episodes=episodes, seed=seed)

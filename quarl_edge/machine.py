@@ -1,0 +1,27 @@
+"""What machine this is, in one line, for figures that must name it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+
+def describe_machine() -> str:
+    """Return processor, usable cores, operating system and Python on one line."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+
+
+def _processor() -> str:
+    for path, key in ((Path("/proc/device-tree/model"), ""), (Path("/proc/cpuinfo"), "model name")):
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue
+        if not key:
+            return text.rstrip("\0\n")
+        for line in text.splitlines():
+            if line.startswith(key):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"

@@ -1,0 +1,173 @@
+"""What a person watches while training runs: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A moment of a run.
+
+    Attributes:
+        phase: "waiting for actors", "training", ...
+        env_steps: environment steps stored.
+        budget_steps: environment steps allowed.
+        updates: gradient steps done.
+        pushes: policies published.
+        int8_return: latest judged return of the int8 file, `None` before the first.
+        goal_return: where training may stop, `None` without.
+        actors: devices online.
+        elapsed_s: since the first push.
+        blocked: why the learner waits, "" when it does not.
+    """
+
+    phase: str
+    env_steps: int = 0
+    budget_steps: int = 0
+    updates: int = 0
+    pushes: int = 0
+    int8_return: float | None = None
+    goal_return: float | None = None
+    actors: int = 0
+    elapsed_s: float = 0.0
+    blocked: str = ""
+
+
+class Progress(Protocol):
+    """Shows moments of a run."""
+
+    def show(self, status: Status) -> None:
+        """Show `status`; may drop it when the last one was shown just now."""
+
+    def note(self, text: str) -> None:
+        """Show one line that stays."""
+
+    def close(self) -> None:
+        """End the display."""
+
+
+def format_status(status: Status) -> str:
+    """Return one line of at most about 110 characters."""
+    if not status.pushes:
+        return status.phase
+    judged = "-" if status.int8_return is None else f"{status.int8_return:.1f}"
+    goal = "" if status.goal_return is None else f" (goal {status.goal_return:g})"
+    line = (
+        f"{status.elapsed_s:6.1f} s  steps {status.env_steps:,}  updates {status.updates:,}  "
+        f"int8 return {judged}{goal}  pushes {status.pushes}  actors {status.actors}"
+    )
+    return f"{line}  [{status.blocked}]" if status.blocked else line
+
+
+class LineProgress:
+    """Plain lines, at most one a `period_s`; for logs, pipes and CI.
+
+    Args:
+        stream: where to, stderr by default, so that stdout stays machine-readable.
+        period_s: shortest time between two lines.
+        clock: for tests.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, *, period_s: float = 2.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._period_s = period_s
+        self._clock = clock
+        self._next_s = float("-inf")
+        self._last = ""
+
+    def show(self, status: Status) -> None:
+        """Show `status` unless a line was shown just now."""
+        line = format_status(status)
+        now = self._clock()
+        if now >= self._next_s and line != self._last:
+            self._next_s, self._last = now + self._period_s, line
+            self.note(line)
+
+    def note(self, text: str) -> None:
+        """Show one line."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class LiveProgress:
+    """One line with a spinner that is redrawn in place, on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.status import Status as Spinner
+
+        self._console = Console(stderr=True)
+        self._spinner = Spinner("", console=self._console)
+        self._spinner.start()
+
+    def show(self, status: Status) -> None:
+        """Redraw the line."""
+        self._spinner.update(format_status(status))
+
+    def note(self, text: str) -> None:
+        """Print one line above the live one."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Remove the live line."""
+        self._spinner.stop()
+
+
+class Silent:
+    """Shows nothing; the test double of `Progress`."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.statuses: list[Status] = []
+
+    def show(self, status: Status) -> None:
+        """Keep `status`."""
+        self.statuses.append(status)
+
+    def note(self, text: str) -> None:
+        """Keep `text`."""
+        self.notes.append(text)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def make_progress() -> Progress:
+    """Return a live line where stderr is a terminal, plain lines elsewhere."""
+    return LiveProgress() if sys.stderr.isatty() else LineProgress()
+
+
+class EpisodeProgress:
+    """A bar over episodes, shown only when it takes longer than a second, and only on a terminal.
+
+    Args:
+        episodes: how many there will be.
+    """
+
+    def __init__(self, episodes: int) -> None:
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        self._task = self._bar.add_task("episodes", total=episodes)
+
+    def __enter__(self) -> EpisodeProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self, done: int) -> None:
+        """Show that `done` episodes are finished."""
+        self._bar.update(self._task, completed=done)
