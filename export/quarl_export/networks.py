@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -96,7 +97,7 @@ class NetworkSpec:
     def kernel_shapes(self) -> tuple[tuple[int, int], ...]:
         """Shapes ``[inputs, units]`` of all kernels, head last."""
         widths = (self.observation_size, *self.hidden, self.num_actions)
-        return tuple(zip(widths[:-1], widths[1:], strict=True))
+        return tuple(itertools.pairwise(widths))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict that `from_json` reads back equal."""

@@ -15,11 +15,8 @@ from quarl_export.keras2 import keras, tf, tfmot
 MIN_WEIGHT_RANGE = 1e-4
 MIN_ACTIVATION_RANGE = 1e-3
 
-_Quantizer = tfmot.quantization.keras.quantizers.Quantizer
-_QuantizeConfig = tfmot.quantization.keras.QuantizeConfig
 
-
-class WeightQuantizer(_Quantizer):  # type: ignore[misc]
+class WeightQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ignore[misc]
     """int8, symmetric, per tensor, over the range of the weights as they are now.
 
     In training the gradient passes straight through: the fake quant's own gradient would stop at the largest weight
@@ -31,6 +28,7 @@ class WeightQuantizer(_Quantizer):  # type: ignore[misc]
         return {}
 
     def __call__(self, inputs: Any, training: bool, weights: Any, **kwargs: Any) -> Any:
+        """Return `inputs`, a kernel of any shape, on the int8 grid of its own range."""
         limit = tf.stop_gradient(tf.maximum(tf.reduce_max(tf.abs(inputs)), MIN_WEIGHT_RANGE))
         quantized = tf.quantization.fake_quant_with_min_max_vars(inputs, -limit, limit, num_bits=8, narrow_range=True)
         # The converter must see the fake quant itself, so only training gets the detour.
@@ -41,7 +39,7 @@ class WeightQuantizer(_Quantizer):  # type: ignore[misc]
         return {}
 
 
-class RangeQuantizer(_Quantizer):  # type: ignore[misc]
+class RangeQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ignore[misc]
     """int8, asymmetric, over a range that follows the data in training; zero is always inside.
 
     Args:
@@ -67,6 +65,7 @@ class RangeQuantizer(_Quantizer):  # type: ignore[misc]
         return {"min_var": self.minimum, "max_var": self.maximum, "updates": self.updates}
 
     def __call__(self, inputs: Any, training: bool, weights: dict[str, Any], **kwargs: Any) -> Any:
+        """Return `inputs`, float32 of any shape, on the int8 grid of the range, which moves first if `training`."""
         low, high = self._follow(inputs, weights) if training else (weights["min_var"], weights["max_var"])
         return tf.quantization.fake_quant_with_min_max_vars(inputs, low, high, num_bits=8, narrow_range=False)
 
@@ -91,7 +90,7 @@ class RangeQuantizer(_Quantizer):  # type: ignore[misc]
         return {"decay": self.decay, "follow": self.follow}
 
 
-class DenseQuantizeConfig(_QuantizeConfig):  # type: ignore[misc]
+class DenseQuantizeConfig(tfmot.quantization.keras.QuantizeConfig):  # type: ignore[misc]
     """Quantizes a dense layer's kernel, and its activation where a `RangeQuantizer` is given.
 
     The head gets none: Q values near 100 in int8 are coarser than the gaps between actions, and training through them

@@ -121,14 +121,14 @@ def initial_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) 
         limit = np.sqrt(6.0 / (inputs + units))
         kernels.append(rng.uniform(-limit, limit, (inputs, units)).astype(np.float32))
     sites = 1 + len(spec.hidden)
-    ranges = np.tile(np.float32([0.0, START_RANGE]), (sites, 1))
+    ranges = np.tile(np.array([0.0, START_RANGE], np.float32), (sites, 1))
     ranges[0, 0] = -START_RANGE
     return PolicySnapshot(
         kernels=tuple(kernels),
         biases=tuple(np.zeros(units, np.float32) for _, units in spec.kernel_shapes),
         ranges=ranges,
         range_updates=np.zeros(sites, np.float32),
-        head_range=np.float32([-START_RANGE, START_RANGE]),
+        head_range=np.array([-START_RANGE, START_RANGE], np.float32),
         offset=np.zeros(spec.observation_size, np.float32) if normalized else None,
         scale=np.ones(spec.observation_size, np.float32) if normalized else None,
     )

@@ -1,0 +1,80 @@
+"""Whether two files compute the same, looking at nothing but what they compute."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quarl_export.graph import GraphView, OperatorView, TensorView, view
+
+# What the converter folds away: subtracting zeros, multiplying by ones.
+_NEUTRAL = {"SUB": 0.0, "MUL": 1.0}
+
+
+def difference(patched: bytes, converted: bytes) -> str:
+    """Return the first difference between two models, or "" where every operator and tensor is the same.
+
+    Names, metadata, the order of tensors, and constants that are shared in one file and separate in the other do not
+    count. Nor does what the converter leaves out for particular values and a template has to keep: a bias of zeros, a
+    subtraction of zeros, a multiplication by ones.
+    """
+    left, right = view(patched), view(converted)
+    rows, others = _rows(left), _rows(right)
+    for place, (row, other) in enumerate(zip(rows, others, strict=False)):
+        if row != other:
+            return f"operator {place}: {_explain(row, other)}"
+    if len(rows) != len(others):
+        return f"{len(rows)} operators against {len(others)}"
+    return ""
+
+
+def _rows(graph: GraphView) -> list[tuple[Any, ...]]:
+    """Describe each operator by its operands' content; intermediate tensors are numbered as they appear."""
+    numbers: dict[int, int] = {index: place for place, index in enumerate(graph.inputs)}
+    rows: list[tuple[Any, ...]] = []
+    for operator in graph.operators:
+        if _is_neutral(graph, operator):
+            numbers[operator.outputs[0]] = numbers[operator.inputs[0]]
+            continue
+        operands = [_describe(graph.tensors[i], numbers.get(i)) for i in operator.inputs if i >= 0]
+        operands = [operand for operand in operands if operand is not None]
+        for index in operator.outputs:
+            numbers[index] = 1000 + len(rows)
+        results = [_describe(graph.tensors[i], numbers[i]) for i in operator.outputs]
+        rows.append((operator.name, operator.version, operator.activation, tuple(operands), tuple(results)))
+    rows.append(("OUTPUTS", tuple(numbers[index] for index in graph.outputs)))
+    return rows
+
+
+def _is_neutral(graph: GraphView, operator: OperatorView) -> bool:
+    if operator.name not in _NEUTRAL or operator.activation:
+        return False
+    constant = graph.tensors[operator.inputs[1]].data
+    return constant is not None and constant.dtype == np.float32 and bool((constant == _NEUTRAL[operator.name]).all())
+
+
+def _describe(tensor: TensorView, number: int | None) -> tuple[Any, ...] | None:
+    if tensor.data is not None and tensor.data.dtype == np.int32 and not tensor.data.any():
+        return None  # a bias of zeros is as good as none
+    content = number if tensor.data is None else hashlib.sha256(np.ascontiguousarray(tensor.data)).hexdigest()
+    scale = None if tensor.scale is None else tuple(tensor.scale.tolist())
+    zero_point = None if tensor.zero_point is None else tuple(tensor.zero_point.tolist())
+    return (str(np.dtype(tensor.dtype)), tensor.shape, scale, zero_point, content)
+
+
+def _explain(row: Sequence[Any], other: Sequence[Any]) -> str:
+    if row[0] != other[0]:
+        return f"{row[0]} against {other[0]}"
+    parts = ("name", "version", "activation", "operands", "results")
+    for part, mine, theirs in zip(parts, row, other, strict=False):
+        if mine != theirs:
+            return f"{row[0]}: {part} differ: {_short(mine)} against {_short(theirs)}"
+    return f"{row[0]} differs"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

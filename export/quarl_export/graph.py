@@ -1,0 +1,181 @@
+"""A converted flatbuffer laid open: numpy views on its tensors, and changes that need repacking.
+
+Files come from our own converter here; reading files of others is `quarl_device.flatbuffer`'s job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+_OPERATOR_NAMES = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
+_DTYPES: Mapping[int, Any] = {
+    schema.TensorType.FLOAT32: np.float32,
+    schema.TensorType.INT8: np.int8,
+    schema.TensorType.INT32: np.int32,
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TensorView:
+    """One tensor. Arrays are views: over a bytearray they write into the file.
+
+    Attributes:
+        index: its place in the subgraph.
+        name: its name.
+        shape: its shape.
+        dtype: numpy dtype, or `None` for a type that no policy of ours has.
+        data: its constant as ``dtype[shape]``, `None` where it has none.
+        scale: float32 ``[channels]``, `None` where it is not quantized.
+        zero_point: int64 ``[channels]``, likewise.
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    data: NDArray[Any] | None
+    scale: NDArray[np.float32] | None
+    zero_point: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorView:
+    """One operator: its name, version, fused activation (0: none) and tensor indices (-1: absent)."""
+
+    name: str
+    version: int
+    activation: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GraphView:
+    """The single subgraph of a model: tensors and operators in file order, and its ends by tensor index."""
+
+    tensors: tuple[TensorView, ...]
+    operators: tuple[OperatorView, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def view(model: bytes | bytearray) -> GraphView:
+    """Lay `model` open; over a bytearray the views write through."""
+    root = schema.Model.GetRootAsModel(model, 0)
+    subgraph = root.Subgraphs(0)
+    return GraphView(
+        tensors=tuple(_tensor(root, subgraph, index) for index in range(subgraph.TensorsLength())),
+        operators=tuple(_operator(root, subgraph.Operators(i)) for i in range(subgraph.OperatorsLength())),
+        inputs=tuple(int(subgraph.Inputs(i)) for i in range(subgraph.InputsLength())),
+        outputs=tuple(int(subgraph.Outputs(i)) for i in range(subgraph.OutputsLength())),
+    )
+
+
+def repack(
+    model: bytes,
+    *,
+    names: Mapping[int, str] | None = None,
+    metadata: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """Return `model` with tensors renamed by index and metadata entries set; deterministic.
+
+    Every tensor gets a buffer of its own: the converter lets equal constants share one (two kernels of a single weight
+    are always both 127), and writing one of them would write the other.
+
+    Args:
+        model: a TFLite flatbuffer.
+        names: tensor index to new name; others keep theirs.
+        metadata: entry name to content; an entry of the same name is replaced.
+    """
+    tree = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(bytearray(model), 0))
+    for index, name in (names or {}).items():
+        tree.subgraphs[0].tensors[index].name = name.encode()
+    _unshare_buffers(tree)
+    for name, content in (metadata or {}).items():
+        _set_metadata(tree, name, content)
+    builder = flatbuffers.Builder(len(model) + 4096)
+    builder.Finish(tree.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def by_operator(graph: GraphView, value: Callable[[TensorView | None], Any]) -> list[Sequence[Any]]:
+    """Return for every operator its name, version, activation and `value` of each operand and result."""
+    rows: list[Sequence[Any]] = []
+    for operator in graph.operators:
+        operands = [value(graph.tensors[i] if i >= 0 else None) for i in (*operator.inputs, *operator.outputs)]
+        rows.append((operator.name, operator.version, operator.activation, operands))
+    return rows
+
+
+def _tensor(root: Any, subgraph: Any, index: int) -> TensorView:
+    tensor = subgraph.Tensors(index)
+    buffer = root.Buffers(tensor.Buffer())
+    quantization = tensor.Quantization()
+    quantized = quantization is not None and quantization.ScaleLength() > 0
+    shape = tuple(int(n) for n in tensor.ShapeAsNumpy()) if tensor.ShapeLength() else ()
+    dtype = _DTYPES.get(tensor.Type())
+    data = None
+    if buffer.DataLength() and dtype is not None:
+        data = buffer.DataAsNumpy().view(dtype).reshape(shape)
+    return TensorView(
+        index=index,
+        name=tensor.Name().decode(),
+        shape=shape,
+        dtype=dtype,
+        data=data,
+        scale=quantization.ScaleAsNumpy() if quantized else None,
+        zero_point=quantization.ZeroPointAsNumpy() if quantized else None,
+    )
+
+
+def _operator(root: Any, operator: Any) -> OperatorView:
+    code = root.OperatorCodes(operator.OpcodeIndex())
+    builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+    return OperatorView(
+        name=_OPERATOR_NAMES.get(builtin, str(builtin)),
+        version=code.Version(),
+        activation=_activation(operator),
+        inputs=tuple(int(operator.Inputs(i)) for i in range(operator.InputsLength())),
+        outputs=tuple(int(operator.Outputs(i)) for i in range(operator.OutputsLength())),
+    )
+
+
+def _activation(operator: Any) -> int:
+    if operator.BuiltinOptionsType() != schema.BuiltinOptions.FullyConnectedOptions:
+        return 0
+    options = schema.FullyConnectedOptions()
+    table = operator.BuiltinOptions()
+    options.Init(table.Bytes, table.Pos)
+    return int(options.FusedActivationFunction())
+
+
+def _unshare_buffers(tree: Any) -> None:
+    taken: set[int] = set()
+    for tensor in tree.subgraphs[0].tensors:
+        if tensor.buffer in taken and tree.buffers[tensor.buffer].data is not None:
+            copy = schema.BufferT()
+            copy.data = tree.buffers[tensor.buffer].data
+            tree.buffers.append(copy)
+            tensor.buffer = len(tree.buffers) - 1
+        taken.add(tensor.buffer)
+
+
+def _set_metadata(tree: Any, name: str, content: bytes) -> None:
+    buffer = schema.BufferT()
+    buffer.data = np.frombuffer(content, np.uint8)
+    tree.metadata = tree.metadata or []
+    for entry in tree.metadata:
+        if entry.name == name.encode():
+            tree.buffers[entry.buffer] = buffer
+            return
+    entry = schema.MetadataT()
+    entry.name, entry.buffer = name, len(tree.buffers)
+    tree.buffers.append(buffer)
+    tree.metadata.append(entry)
