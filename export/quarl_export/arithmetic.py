@@ -49,7 +49,7 @@ def activation_quantization(low: float, high: float) -> Quantization:
 
 def weight_limit(kernel: Float32, *, floor: float) -> np.float32:
     """Return the largest magnitude in `kernel`, at least `floor`."""
-    return np.maximum(np.maximum(kernel.max(), -kernel.min()), np.float32(floor))
+    return np.float32(np.maximum(np.maximum(kernel.max(), -kernel.min()), np.float32(floor)))
 
 
 def weight_scale(limit: np.float32) -> float:
@@ -93,5 +93,5 @@ def quantize_bias(bias: Float32, scale: float) -> NDArray[np.float64]:
 
 
 def snap_bias(bias: Float32, scale: float) -> Float32:
-    """Return `bias` as the file will apply it, float32: for comparing file and fake-quant model without its rounding."""
+    """Return `bias`, float32, as the file will apply it: a fake-quant model with it has no bias rounding of its own."""
     return (quantize_bias(bias, scale) * scale).astype(np.float32)

@@ -59,7 +59,7 @@ def _is_neutral(graph: GraphView, operator: OperatorView) -> bool:
 def _describe(tensor: TensorView, number: int | None) -> tuple[Any, ...] | None:
     if tensor.data is not None and tensor.data.dtype == np.int32 and not tensor.data.any():
         return None  # a bias of zeros is as good as none
-    content = number if tensor.data is None else hashlib.sha256(np.ascontiguousarray(tensor.data)).hexdigest()
+    content = number if tensor.data is None else hashlib.sha256(tensor.data.tobytes()).hexdigest()
     scale = None if tensor.scale is None else tuple(tensor.scale.tolist())
     zero_point = None if tensor.zero_point is None else tuple(tensor.zero_point.tolist())
     return (str(np.dtype(tensor.dtype)), tensor.shape, scale, zero_point, content)

@@ -48,7 +48,7 @@ class Sites:
         named = {index: f"kernel_{layer}" for layer, index in enumerate(self.kernels)}
         named.update({index: f"bias_{layer}" for layer, index in enumerate(self.biases)})
         for site, indices in enumerate(self.ranges):
-            named.update({index: f"activation_{site}" for index in indices})
+            named.update(dict.fromkeys(indices, f"activation_{site}"))
         if self.offset >= 0:
             named.update({self.offset: "offset", self.scale: "scale"})
         return named

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.errors import NonFiniteError, PatchError
+from quarl_device.errors import PatchError
 from quarl_export.arithmetic import quantize_bias, quantize_kernel, weight_limit, weight_scale
 from quarl_export.compare import difference
 from quarl_export.converter import convert
@@ -35,6 +34,20 @@ class _Tensor:
         if tensor.data is None or tensor.scale is None:
             raise PatchError(f"tensor {tensor.name!r} is not a quantized constant")
         return cls(data=tensor.data, scale=tensor.scale)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Range:
+    """Views on the scale and zero point of one patched activation, into the template's bytes."""
+
+    scale: NDArray[np.float32]
+    zero_point: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tensor: TensorView) -> _Range:
+        if tensor.scale is None or tensor.zero_point is None:
+            raise PatchError(f"tensor {tensor.name!r} is not quantized")
+        return cls(scale=tensor.scale, zero_point=tensor.zero_point)
 
 
 class Template:
@@ -108,10 +121,7 @@ class Template:
         graph, sites = view(self._buffer), self._sites
         self._kernels = [_Tensor.of(graph.tensors[index]) for index in sites.kernels]
         self._biases = [_Tensor.of(graph.tensors[index]) for index in sites.biases]
-        self._ranges = [
-            [(tensor.scale, tensor.zero_point) for tensor in (graph.tensors[index] for index in indices)]
-            for indices in sites.ranges
-        ]
+        self._ranges = [[_Range.of(graph.tensors[index]) for index in indices] for indices in sites.ranges]
         self._offset = graph.tensors[sites.offset].data if self.normalized else None
         self._scale = graph.tensors[sites.scale].data if self.normalized else None
         self._scratch = [np.empty(shape, np.float32) for shape in self._shapes]
@@ -127,8 +137,9 @@ class Template:
     def _write(self, snapshot: PolicySnapshot) -> bytes:
         quantizations = range_quantizations(snapshot)
         for views, quantization in zip(self._ranges, quantizations, strict=True):
-            for scale, zero_point in views:
-                scale[0], zero_point[0] = quantization.scale, quantization.zero_point
+            for range_view in views:
+                range_view.scale[0] = quantization.scale
+                range_view.zero_point[0] = quantization.zero_point
         for layer, (kernel, bias) in enumerate(zip(snapshot.kernels, snapshot.biases, strict=True)):
             self._write_layer(layer, kernel, bias, quantizations[layer].scale)
         if self._offset is not None and self._scale is not None:
