@@ -1,0 +1,1 @@
+"""From an untrusted payload of a device to replay: exactly once, journalled, acknowledged."""

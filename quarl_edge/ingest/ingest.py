@@ -1,0 +1,406 @@
+"""Where experience enters the learner: checked, judged, journalled, made into transitions, inserted, acknowledged.
+
+The order is the promise. A block is journalled before it is in replay and before its session moves on, so `inserted`
+and `durable` are one number: what is acknowledged survives ``kill -9`` (W2), and what the journal refuses stays
+unacknowledged and comes again. A payload that does not hold is counted, logged and done with; it hurts nothing else
+(W4).
+
+Credit: with `room` transitions of room in the limiter and L live devices, a device may be ahead of what came in by
+``max(1, room // L // its block size)`` blocks, at most `MAX_AHEAD`, while ``room > 0``; credit is never taken back.
+So the blocks under way are at most `room` transitions plus one block for each device, and whenever the learner has to
+wait (its difference is less than one `sample_unit` above the lower bound) ``room > 0`` holds because
+``2 * error_buffer >= sample_unit + samples_per_insert * insert_unit``: every live device may send, nobody waits for
+anybody in a circle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quarl_device.errors import JournalError, PayloadRefused
+from quarl_device.wire.block import Block, BlockCodec, BlockSpec
+from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, check_incoming
+from quarl_device.wire.messages import Ack
+from quarl_edge.ingest.sessions import SessionTable, Verdict
+from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.journal import Journal
+from quarl_edge.replay.limiter import SampleToInsertRatio, default_error_buffer
+from quarl_edge.replay.nstep import NStepAssembler
+from quarl_edge.replay.transitions import single_observation
+
+if TYPE_CHECKING:
+    from quarl_edge.config import TrainConfig
+
+_LOG = logging.getLogger(__name__)
+
+MAX_AHEAD = 64
+"""Most blocks that a device may be ahead. Times the devices it should stay below the broker's queue per client."""
+
+_KEPT_CHECKPOINTS = 2
+_LOGGED_REFUSALS = 20
+_COUNTERS = ("blocks", "env_steps", "duplicates", "stale", "gaps")
+_IDENTITY = re.compile(rb'"boot_id":"([0-9a-f]{16})","sequence":"([0-9]{1,16})","base":"([0-9]{1,16})"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """One moment of the ingest, for a checkpoint.
+
+    Attributes:
+        journal_position: position after the last accepted block.
+        env_steps: environment steps in accepted blocks.
+        counters: see `Ingest.counters`.
+        limiter: "inserts" and "samples".
+    """
+
+    journal_position: int
+    env_steps: int
+    counters: dict[str, Any]
+    limiter: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilt:
+    """What a rebuild brought back.
+
+    Attributes:
+        blocks: read from the journal.
+        transitions: made of them; the oldest may have left the ring again.
+        env_steps: counted since the run began.
+        discarded_bytes: of records after the point to resume from.
+        torn_bytes: of a record that a power cut left half written.
+    """
+
+    blocks: int
+    transitions: int
+    env_steps: int
+    discarded_bytes: int
+    torn_bytes: int
+
+
+class Ingest:
+    """Feeds replay from any number of devices. Thread-safe; `offer` runs on the link's thread.
+
+    Args:
+        spec: what blocks must carry.
+        sessions: which blocks came.
+        journal: belongs to the ingest from here on.
+        assembler: makes transitions.
+        replay: is sampled by the learner.
+        limiter: gives room.
+        block_transitions: expected size of a device's block before its first has come.
+
+    Attributes:
+        replay: see above.
+        limiter: see above.
+        sessions: see above.
+        blocked: why no block can be stored, "" while the journal takes them.
+        refused: payloads that did not hold, by error code.
+    """
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        *,
+        sessions: SessionTable,
+        journal: Journal,
+        assembler: NStepAssembler,
+        replay: ReplayBuffer,
+        limiter: SampleToInsertRatio,
+        block_transitions: int = 1,
+    ) -> None:
+        self._codec = BlockCodec(spec)
+        self._journal = journal
+        self._assembler = assembler
+        self._default_unit = max(1, block_transitions)
+        self._lock = threading.RLock()
+        self._live: dict[str, int] = {}
+        self._changed: dict[str, None] = {}
+        self._swept = (-1, -1)
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+        self._checkpoints: deque[int] = deque(maxlen=_KEPT_CHECKPOINTS)
+        self.sessions = sessions
+        self.replay = replay
+        self.limiter = limiter
+        self.blocked = ""
+        self.refused: dict[int, int] = {}
+        journal.bind(self._segment_snapshot)
+
+    @classmethod
+    def open(cls, config: TrainConfig, spec: BlockSpec, directory: Path, *, epoch: int) -> Ingest:
+        """Build the whole path from a run's configuration.
+
+        Args:
+            config: hyperparameters.
+            spec: what blocks must carry.
+            directory: of the journal.
+            epoch: of this learner, stated in acks.
+
+        Raises:
+            UnsupportedSpace: replay cannot hold these observations.
+            UsageError: the limiter could deadlock.
+            JournalError: see `Journal`.
+        """
+        observation = single_observation(spec.observations)
+        envs = config.envs_per_actor
+        unit = min(config.block_steps, spec.max_steps(envs)) * envs
+        samples = config.updates_per_call * config.batch_size
+        buffer = config.error_buffer or default_error_buffer(
+            config.samples_per_insert, insert_unit=unit, sample_unit=samples, actors=max(1, config.actors)
+        )
+        limiter = SampleToInsertRatio(
+            config.samples_per_insert, config.learning_starts, buffer, insert_unit=unit, sample_unit=samples
+        )
+        replay = ReplayBuffer(config.replay_capacity, observation=observation, action=spec.action, seed=config.seed)
+        return cls(
+            spec,
+            sessions=SessionTable(epoch),
+            journal=Journal(
+                directory,
+                segment_bytes=config.journal_segment_bytes,
+                fsync_interval_s=config.journal_fsync_interval_s,
+            ),
+            assembler=NStepAssembler(config.n_step, config.discount, key=observation.key),
+            replay=replay,
+            limiter=limiter,
+            block_transitions=unit,
+        )
+
+    # -- devices -----------------------------------------------------------------------------------------------------
+
+    def opened(self, device: str, boot_id: str, base: int | None = None) -> bool:
+        """Note a birth: the device shares in the credit, and its next ack tells it where it stands.
+
+        Returns:
+            Whether this is the device's current life; false for the late word of one that is over.
+        """
+        with self._lock:
+            if not self.sessions.open(device, boot_id, base):
+                return False
+            self._join(device)
+            return True
+
+    def closed(self, device: str) -> None:
+        """Note a death: the device no longer takes part in the credit; a later block brings it back."""
+        with self._lock:
+            self._live.pop(device, None)
+            self._changed.pop(device, None)
+
+    def acks(self) -> list[tuple[str, Ack]]:
+        """Return the acks of the live devices for which anything changed since the last call, credit included."""
+        with self._lock:
+            self._grant()
+            changed = [device for device in self._changed if device in self._live and device in self.sessions]
+            self._changed.clear()
+            return [(device, self.sessions.ack(device)) for device in changed]
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def offer(self, device: str, payload: bytes) -> Verdict | None:
+        """Take one payload as it came.
+
+        Returns:
+            What became of the block; `None` where the payload did not hold or could not be stored.
+        """
+        with self._lock:
+            try:
+                check_incoming(len(payload), MAX_BLOCK_BYTES, what="block")
+                block = self._codec.decode(payload)
+            except PayloadRefused as error:
+                self._refuse(device, payload, error)
+                return None
+            return self._take(device, payload, block)
+
+    def _take(self, device: str, payload: bytes, block: Block) -> Verdict | None:
+        verdict = self.sessions.examine(device, block.boot_id, block.sequence, block.base, block.dropped)
+        if verdict is not Verdict.ACCEPT:
+            self._pass_over(device, block, verdict)
+            return verdict
+        try:
+            self._journal.append(device, payload)
+        except JournalError as error:
+            if not self.blocked:
+                _LOG.error("experience is not stored: %s", error)
+            self.blocked = str(error)
+            return None
+        if self.blocked:
+            _LOG.warning("experience is stored again")
+            self.blocked = ""
+        self.sessions.accept(device, block.dropped)
+        self._insert(device, block)
+        self._join(device, block.transitions)
+        return verdict
+
+    def _insert(self, device: str, block: Block) -> int:
+        transitions = self._assembler.push(device, block)
+        self.replay.insert(transitions)
+        self.limiter.insert(len(transitions))
+        self._counts["blocks"] += 1
+        self._counts["env_steps"] += block.transitions
+        return len(transitions)
+
+    def _pass_over(self, device: str, block: Block, verdict: Verdict) -> None:
+        name = {Verdict.DUPLICATE: "duplicates", Verdict.STALE: "stale", Verdict.GAP: "gaps"}[verdict]
+        self._counts[name] += 1
+        if verdict is not Verdict.STALE:
+            # Its ack was lost, or the device does not know what is missing: say it again.
+            self._join(device)
+        _LOG.debug("block %s/%s/%d: %s", device, block.boot_id, block.sequence, verdict.value)
+
+    def _refuse(self, device: str, payload: bytes, error: PayloadRefused) -> None:
+        count = self.refused.get(error.code, 0) + 1
+        self.refused[error.code] = count
+        if count <= _LOGGED_REFUSALS:
+            _LOG.warning("payload of %s refused: %s", device, error)
+        identity = _identity(payload)
+        if identity is not None:
+            boot_id, sequence, base = identity
+            if self.sessions.refuse(device, boot_id, sequence, base, code=error.code) is not Verdict.STALE:
+                self._join(device)
+
+    # -- credit ------------------------------------------------------------------------------------------------------
+
+    def _join(self, device: str, transitions: int = 0) -> None:
+        """Count `device` as live, with blocks of `transitions`, and let it have an ack."""
+        known = self._live.get(device)
+        if known is None or transitions:
+            self._live[device] = transitions or known or self._default_unit
+        self._changed[device] = None
+
+    def _grant(self) -> None:
+        """Give credit where room allows: to all when room may have grown, else to those with news."""
+        room = self.limiter.insert_room()
+        now = (self.limiter.samples, len(self._live))
+        devices = list(self._live) if now != self._swept else [name for name in self._changed if name in self._live]
+        if room <= 0 or not devices:
+            return
+        self._swept = now
+        share = room // len(self._live)
+        for device in devices:
+            if device not in self.sessions:
+                del self._live[device]
+            elif self.sessions.grant(device, min(MAX_AHEAD, max(1, share // self._live[device]))):
+                self._changed[device] = None
+
+    # -- run ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps in accepted blocks, over all sessions of the run."""
+        return self._counts["env_steps"]
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """Counts since the run began (blocks, env_steps, duplicates, stale, gaps), and of this process the rest."""
+        with self._lock:
+            return {
+                **self._counts,
+                "transitions": self.replay.inserted,
+                "dropped_rows": self._assembler.dropped,
+                "lost_blocks": self.sessions.lost,
+                "refused": {str(code): count for code, count in self.refused.items()},
+            }
+
+    def sync(self) -> None:
+        """Let accepted blocks survive a power cut, if that is due; raises JournalError."""
+        with self._lock:
+            self._journal.sync_if_due()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[Cut]:
+        """Hold the ingest still while a checkpoint is taken, with everything accepted so far on disk.
+
+        Segments that the last two checkpoints do not need are deleted.
+
+        Raises:
+            JournalError: the disk refuses.
+        """
+        with self._lock:
+            self._journal.sync()
+            if len(self._checkpoints) == _KEPT_CHECKPOINTS:
+                self._journal.trim(self._checkpoints[0] - self.replay.capacity)
+            yield Cut(
+                journal_position=self._journal.position,
+                env_steps=self.env_steps,
+                counters=self.counters,
+                limiter={"inserts": self.limiter.inserts, "samples": self.limiter.samples},
+            )
+            self._checkpoints.append(self.replay.inserted)
+
+    def rebuild(self, *, until: int | None = None) -> Rebuilt:
+        """Fill replay, sessions and counters from the journal; call it before the first `offer`.
+
+        Args:
+            until: position to resume from: everything after it is discarded, for good. `None` keeps all.
+
+        Raises:
+            JournalError: damaged, or written for other spaces.
+        """
+        with self._lock:
+            discarded = 0 if until is None else self._journal.truncate(until)
+            blocks = transitions = 0
+            for number, segment in enumerate(self._journal.segments):
+                if number == 0:
+                    self.sessions.restore(_mapping(segment.snapshot, "sessions"))
+                # What the oldest segment's first rows continue is gone with the one before it; from here it is exact.
+                self.replay.seek(segment.items)
+                self._counts = self._restored_counts(segment.snapshot)
+                for record in segment.records():
+                    blocks += 1
+                    transitions += self._replay_record(record.device, record.payload)
+            self.limiter.restore(inserts=self.replay.inserted, samples=self.limiter.samples)
+            return Rebuilt(
+                blocks=blocks,
+                transitions=transitions,
+                env_steps=self.env_steps,
+                discarded_bytes=discarded,
+                torn_bytes=self._journal.torn_bytes,
+            )
+
+    def close(self) -> None:
+        """Sync and close the journal."""
+        with self._lock:
+            self._journal.close()
+
+    def _replay_record(self, device: str, payload: bytes) -> int:
+        try:
+            block = self._codec.decode(payload)
+        except PayloadRefused as error:
+            raise JournalError(
+                f"journal {self._journal.directory} holds a block that does not fit this environment: {error}"
+            ) from error
+        # What was journalled had been accepted: whatever is missing before it was lost or declared dropped then.
+        self.sessions.admit(device, block.boot_id, block.sequence, block.sequence, block.dropped)
+        return self._insert(device, block)
+
+    def _segment_snapshot(self) -> tuple[int, Mapping[str, Any]]:
+        return self.replay.inserted, {"sessions": self.sessions.snapshot(), "counters": dict(self._counts)}
+
+    def _restored_counts(self, snapshot: Mapping[str, Any]) -> dict[str, int]:
+        counters = _mapping(snapshot, "counters")
+        return {name: int(counters.get(name, 0)) for name in _COUNTERS}
+
+
+def _identity(payload: bytes) -> tuple[str, int, int] | None:
+    """Read boot id, sequence and base out of a payload that does not hold, if they can be read."""
+    end = 8 + min(int.from_bytes(payload[:8], "little"), MAX_BLOCK_HEADER_BYTES)
+    found = _IDENTITY.search(payload, 8, end)
+    if found is None:
+        return None
+    sequence, base = int(found[2]), int(found[3])
+    return (found[1].decode(), sequence, base) if base <= sequence < 2**53 else None
+
+
+def _mapping(snapshot: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = snapshot.get(name, {}) if isinstance(snapshot, Mapping) else None
+    if not isinstance(value, Mapping):
+        raise JournalError(f"the journal's snapshot does not hold: {name!r} is no object")
+    return value

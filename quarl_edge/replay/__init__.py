@@ -1,0 +1,1 @@
+"""What becomes of experience: n-step transitions, the ring that is sampled, the limiter, the journal."""

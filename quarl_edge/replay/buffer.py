@@ -1,0 +1,158 @@
+"""A ring of transitions in preallocated arrays, sampled uniformly.
+
+The same inserts, the same seed and the same calls of `sample` give the same batches: lockstep runs rest on it. The
+place of a transition in the ring is its running number modulo the capacity, so that a ring that was rebuilt from the
+journal lies in memory as the lost one did.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.errors import CheckpointError
+from quarl_edge.replay.transitions import Array, Batch, Transitions
+
+__all__ = ["Batch", "ReplayBuffer"]
+
+_SLOTS = 2
+
+
+class ReplayBuffer:
+    """Holds the newest `capacity` transitions. One thread may insert while another samples.
+
+    Args:
+        capacity: transitions.
+        observation: the observation key that is stored, in its dtype on the wire.
+        action: the action space.
+        seed: of the sampling.
+
+    Attributes:
+        inserted: transitions that ever came in; only grows, except through `seek`.
+    """
+
+    def __init__(self, capacity: int, *, observation: ObservationSpec, action: ActionSpec, seed: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity = {capacity}: expected at least 1")
+        self._capacity = capacity
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._lock = threading.Lock()
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "observation": (observation.shape, observation.dtype),
+            "action": (action.shape, action.dtype),
+            "reward": ((), "float32"),
+            "discount": ((), "float32"),
+            "next_observation": (observation.shape, observation.dtype),
+        }
+        # numpy's zeros are untouched pages: memory is taken as the ring fills.
+        self._ring = {name: np.zeros((capacity, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+        self._batches: dict[tuple[int, int], list[Batch]] = {}
+        self._turn = 0
+        self.inserted = 0
+
+    def __len__(self) -> int:
+        return min(self.inserted, self._capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Transitions that fit."""
+        return self._capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the ring when full."""
+        return sum(array.nbytes for array in self._ring.values())
+
+    def insert(self, transitions: Transitions) -> None:
+        """Copy `transitions` in, over the oldest ones where the ring is full."""
+        count = len(transitions)
+        with self._lock:
+            skipped = max(0, count - self._capacity)
+            start = (self.inserted + skipped) % self._capacity
+            first = min(count - skipped, self._capacity - start)
+            for name, ring in self._ring.items():
+                source: Array = getattr(transitions, name)
+                ring[start : start + first] = source[skipped : skipped + first]
+                ring[: count - skipped - first] = source[skipped + first :]
+            self.inserted += count
+
+    def sample(self, num_batches: int, batch_size: int) -> Batch:
+        """Draw transitions uniformly, with replacement.
+
+        Args:
+            num_batches: K.
+            batch_size: B.
+
+        Returns:
+            Arrays [K, B, ...] that stay as they are until the next call but one.
+
+        Raises:
+            ValueError: nothing has been inserted.
+        """
+        with self._lock:
+            size = len(self)
+            if not size:
+                raise ValueError("sample() from an empty replay")
+            index = self._rng.integers(0, size, num_batches * batch_size)
+            batch = self._next_batch(num_batches, batch_size)
+            for name, ring in self._ring.items():
+                out: Array = getattr(batch, name)
+                # mode="clip" lets numpy write straight into `out`; the indices are in range anyway.
+                np.take(ring, index, axis=0, out=out.reshape(len(index), *ring.shape[1:]), mode="clip")
+        return batch
+
+    def recent_observations(self, count: int) -> Array:
+        """Return copies of the newest observations, oldest first: [min(count, len), *shape]."""
+        with self._lock:
+            count = min(count, len(self))
+            index = np.arange(self.inserted - count, self.inserted) % self._capacity
+            return self._ring["observation"][index]
+
+    def seek(self, inserted: int) -> None:
+        """Go on at running number `inserted`: a rebuilding from a shortened journal starts in the middle of the count.
+
+        Rows that are jumped over hold zeros or older transitions until they are written; the caller must see to it
+        that `capacity` transitions follow.
+        """
+        with self._lock:
+            self.inserted = inserted
+
+    def random_state(self) -> str:
+        """Return the state of the sampling as JSON text."""
+        return json.dumps(_plain(self._rng.bit_generator.state))
+
+    def set_random_state(self, state: str) -> None:
+        """Go on sampling from `state`.
+
+        Raises:
+            CheckpointError: `state` did not come from `random_state`.
+        """
+        try:
+            self._rng.bit_generator.state = json.loads(state)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"the replay's random state does not hold: {error}") from error
+
+    def _next_batch(self, num_batches: int, batch_size: int) -> Batch:
+        slots = self._batches.get((num_batches, batch_size))
+        if slots is None:
+            lead = (num_batches, batch_size)
+            slots = [
+                Batch(**{name: np.empty(lead + ring.shape[1:], ring.dtype) for name, ring in self._ring.items()})
+                for _ in range(_SLOTS)
+            ]
+            # One shape is in use at a time; an old one would only hold memory.
+            self._batches = {lead: slots}
+        self._turn = (self._turn + 1) % _SLOTS
+        return slots[self._turn]
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _plain(value) if isinstance(value, Mapping) else value if isinstance(value, str) else int(value)
+        for key, value in state.items()
+    }

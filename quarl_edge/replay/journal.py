@@ -1,0 +1,500 @@
+"""The journal: every accepted payload, in order of arrival, in segment files. Replay is rebuilt from it.
+
+Layout of a segment ``<first position, 20 digits>.qj``::
+
+    b"QJNL", u8 schema, 3 zero bytes, u64 first position, u32 header length, u32 crc32 of the header,
+    header: JSON {"items": items before this segment, "snapshot": what the owner knew before this segment}
+    records: u32 length, u32 crc32, then `length` bytes: u16 device name length, device name, payload
+
+Integers are little-endian. A position is a byte offset in the concatenation of all segments that ever were: it names a
+record, grows with every append, and survives the deletion of old segments.
+
+What survives what: a record is handed to the operating system before `append` returns, so it survives ``kill -9`` of
+the learner. fsync runs when a segment ends, in `sync` (checkpoints) and at most every `fsync_interval_s` while records
+come in, so a power cut loses at most that much of the tail. The torn tail that one leaves is cut off at the last whole
+record when the journal is opened, counted and reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import logging
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quarl_device.errors import JournalError
+from quarl_device.files import sync_directory
+from quarl_device.wire.limits import MAX_BLOCK_BYTES
+
+_LOG = logging.getLogger(__name__)
+
+JOURNAL_SCHEMA = 1
+MAX_RECORD_BYTES = MAX_BLOCK_BYTES + 1024
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+_MAGIC = b"QJNL"
+_FIXED = struct.Struct("<4sB3xQII")
+_RECORD = struct.Struct("<II")
+_NAME = struct.Struct("<H")
+_SUFFIX = ".qj"
+_READ_BYTES = 1024 * 1024
+
+Snapshot = Callable[[], tuple[int, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One journalled payload.
+
+    Attributes:
+        position: of its first byte.
+        end: position after its last byte.
+        device: that sent it.
+        payload: as it came.
+    """
+
+    position: int
+    end: int
+    device: str
+    payload: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One segment file.
+
+    Attributes:
+        path: where it is.
+        first: position of its first byte.
+        size_bytes: of the file, header included.
+        items: items that the owner had counted before it.
+        snapshot: what the owner knew before it.
+        header_bytes: before the first record.
+    """
+
+    path: Path
+    first: int
+    size_bytes: int
+    items: int
+    header_bytes: int
+    snapshot: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def end(self) -> int:
+        """Position after its last byte."""
+        return self.first + self.size_bytes
+
+    def records(self, start: int = 0) -> Iterator[Record]:
+        """Yield the records from position `start` on.
+
+        Raises:
+            JournalError: a record is damaged; says where.
+        """
+        offset = self.header_bytes
+        for device, payload, end in _scan(self.path, self.header_bytes, self.size_bytes):
+            if self.first + offset >= start:
+                yield Record(position=self.first + offset, end=self.first + end, device=device, payload=payload)
+            offset = end
+        if offset != self.size_bytes:
+            raise JournalError(f"journal damaged: {self.path} holds no whole record at byte {offset:,}")
+
+
+def read_segments(directory: Path) -> list[Segment]:
+    """Return the segments of a journal, oldest first, without locking or mending anything.
+
+    Raises:
+        JournalError: unreadable, a header does not hold, or a segment between two others is missing.
+    """
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.suffix == _SUFFIX)
+    except FileNotFoundError:
+        return []
+    except OSError as cause:
+        raise JournalError(f"journal cannot be read: {directory}: {cause.strerror}") from cause
+    segments = [_read_header(path) for path in paths]
+    for before, after in itertools.pairwise(segments):
+        if before.end != after.first:
+            raise JournalError(f"journal damaged: {before.path} ends at {before.end:,}, not at {after.first:,}")
+    return segments
+
+
+def iterate(directory: Path, start: int = 0) -> Iterator[Record]:
+    """Yield the records of a journal from position `start` on: a data set in order of arrival.
+
+    Reads what was there at the call, and may run beside the learner that writes.
+
+    Raises:
+        JournalError: unreadable or damaged before the last segment's tail.
+    """
+    segments = read_segments(directory)
+    for segment in segments:
+        if segment.end <= start:
+            continue
+        try:
+            yield from segment.records(start)
+        except JournalError:
+            # The writer may be in the middle of a record, or was when the power went.
+            if segment is not segments[-1]:
+                raise
+
+
+class Journal:
+    """The journal of one run; one process at a time.
+
+    Args:
+        directory: made if it is missing.
+        segment_bytes: a segment ends with the record that reaches it.
+        fsync_interval_s: longest time that records wait for an fsync while records come in.
+        clock: monotonic seconds, for tests.
+
+    Attributes:
+        torn_bytes: cut off the end when it was opened.
+
+    Raises:
+        JournalError: cannot be read or written, damaged before its tail, or open in another process.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int = 16 * 1024 * 1024,
+        fsync_interval_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._fsync_interval_s = fsync_interval_s
+        self._clock = clock
+        self._snapshot: Snapshot = lambda: (0, {})
+        self._file = -1
+        self._lock = -1
+        self._origin = 0
+        self.torn_bytes = 0
+        self._segments: list[Segment] = []
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            self._segments = self._open_segments()
+            self._size = self._segments[-1].size_bytes if self._segments else 0
+        except OSError as cause:
+            self.close()
+            raise JournalError(f"journal cannot be opened: {directory}: {cause.strerror}") from cause
+        except JournalError:
+            self.close()
+            raise
+        self._synced_s = clock()
+        self._dirty = False
+
+    def bind(self, snapshot: Snapshot) -> None:
+        """Let `snapshot` say, at each new segment, how many items there were before it and what else to keep."""
+        self._snapshot = snapshot
+
+    @property
+    def directory(self) -> Path:
+        """Where the segments are."""
+        return self._directory
+
+    @property
+    def position(self) -> int:
+        """Position after the last record."""
+        return self._segments[-1].first + self._size if self._segments else self._origin
+
+    @property
+    def start(self) -> int:
+        """Position of the oldest byte that is left."""
+        return self._segments[0].first if self._segments else self._origin
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments, oldest first."""
+        if not self._segments:
+            return []
+        last = self._segments[-1]
+        return [*self._segments[:-1], _resized(last, self._size)]
+
+    def append(self, device: str, payload: bytes) -> int:
+        """Write one record; it survives the death of this process from here on.
+
+        Returns:
+            Position after the record.
+
+        Raises:
+            JournalError: the disk refuses, naming the directory; the journal is as it was before.
+        """
+        if self._file < 0 or self._size >= self._segment_bytes:
+            self._rotate()
+        name = device.encode()
+        body = _NAME.pack(len(name)) + name
+        length = len(body) + len(payload)
+        if not 0 < len(name) < 256 or length > MAX_RECORD_BYTES:
+            raise JournalError(f"a record of {length:,} bytes from {device[:80]!r} does not fit the journal")
+        head = _RECORD.pack(length, zlib.crc32(payload, zlib.crc32(body))) + body
+        self._write(head, payload)
+        self._dirty = True
+        self.sync_if_due()
+        return self.position
+
+    def sync_if_due(self) -> None:
+        """Make every record survive a power cut, if the last fsync is `fsync_interval_s` ago.
+
+        Raises:
+            JournalError: the disk refuses.
+        """
+        if self._clock() - self._synced_s >= self._fsync_interval_s:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make every record survive a power cut.
+
+        Raises:
+            JournalError: the disk refuses.
+        """
+        self._synced_s = self._clock()
+        if self._file < 0 or not self._dirty:
+            return
+        try:
+            os.fdatasync(self._file)
+        except OSError as cause:
+            raise self._failure(cause) from cause
+        self._dirty = False
+
+    def iterate(self, start: int = 0) -> Iterator[Record]:
+        """Yield the records from position `start` on.
+
+        Raises:
+            JournalError: damaged; or `start` lies before the oldest segment.
+        """
+        for segment in self.segments:
+            if segment.end > start:
+                yield from segment.records(start)
+
+    def truncate(self, position: int) -> int:
+        """Discard everything from `position` on, which must be a record's border.
+
+        Returns:
+            Bytes discarded.
+
+        Raises:
+            JournalError: `position` is not in the journal, or the disk refuses.
+        """
+        discarded = self.position - position
+        if discarded == 0:
+            return 0
+        if discarded < 0 or position < self.start:
+            raise JournalError(
+                f"journal {self._directory} spans positions {self.start:,}..{self.position:,}, not {position:,}"
+            )
+        self._close_segment()
+        self._origin = position
+        try:
+            while self._segments and self._segments[-1].first >= position:
+                self._segments.pop().path.unlink()
+            if self._segments:
+                last = self._segments[-1] = _resized(self._segments[-1], position - self._segments[-1].first)
+                os.truncate(last.path, last.size_bytes)
+                self._size = last.size_bytes
+                self._reopen(last)
+            sync_directory(self._directory)
+        except OSError as cause:
+            raise self._failure(cause) from cause
+        return discarded
+
+    def trim(self, keep_from_items: int) -> int:
+        """Delete the oldest segments that are not needed to rebuild the items from number `keep_from_items` on.
+
+        One segment more is kept: what its first blocks continue is in no file, so only the segments after it are
+        rebuilt exactly.
+
+        Returns:
+            Segments deleted.
+
+        Raises:
+            JournalError: the disk refuses.
+        """
+        deleted = 0
+        while len(self._segments) > 2 and self._segments[2].items <= keep_from_items:
+            try:
+                self._segments[0].path.unlink()
+            except OSError as cause:
+                raise self._failure(cause) from cause
+            del self._segments[0]
+            deleted += 1
+        return deleted
+
+    def close(self) -> None:
+        """Sync, and let another process have the journal. Safe to call twice."""
+        with contextlib.suppress(JournalError):
+            self._close_segment()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JournalError(f"journal {self._directory} is open in another process") from None
+
+    def _open_segments(self) -> list[Segment]:
+        """Read all headers, and cut a torn tail off the last segment."""
+        paths = sorted(path for path in self._directory.iterdir() if path.suffix == _SUFFIX)
+        while paths and not _header_is_whole(paths[-1]):
+            # The power went while the segment was begun: no record can be in it.
+            self.torn_bytes += paths[-1].stat().st_size
+            paths.pop().unlink()
+        segments = read_segments(self._directory)
+        if not segments:
+            return []
+        last = segments[-1]
+        end = last.header_bytes
+        for _, _, after in _scan(last.path, last.header_bytes, last.size_bytes):
+            end = after
+        if end < last.size_bytes:
+            self.torn_bytes += last.size_bytes - end
+            os.truncate(last.path, end)
+            segments[-1] = _resized(last, end)
+        if self.torn_bytes:
+            _LOG.warning("journal %s: a torn tail of %d bytes was cut off", self._directory, self.torn_bytes)
+        self._reopen(segments[-1])
+        return segments
+
+    def _reopen(self, segment: Segment) -> None:
+        self._file = os.open(segment.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def _rotate(self) -> None:
+        items, snapshot = self._snapshot()
+        first = self.position
+        header = json.dumps({"items": items, "snapshot": snapshot}, separators=(",", ":")).encode()
+        if len(header) > MAX_HEADER_BYTES:
+            raise JournalError(f"journal {self._directory}: a header of {len(header):,} bytes is over its cap")
+        start = _FIXED.pack(_MAGIC, JOURNAL_SCHEMA, first, len(header), zlib.crc32(header)) + header
+        path = self._directory / f"{first:020d}{_SUFFIX}"
+        self._close_segment()
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            _write_all(self._file, start)
+            sync_directory(self._directory)
+        except OSError as cause:
+            # Without its last, unfinished file the journal is as it was before.
+            self._close_file()
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise self._failure(cause) from cause
+        if self._segments:
+            self._segments[-1] = _resized(self._segments[-1], self._size)
+        self._segments.append(
+            Segment(
+                path=path, first=first, size_bytes=len(start), items=items, header_bytes=len(start), snapshot=snapshot
+            )
+        )
+        self._size = len(start)
+
+    def _write(self, head: bytes, payload: bytes) -> None:
+        total = len(head) + len(payload)
+        try:
+            written = os.writev(self._file, (head, payload))
+            if written < total:
+                _write_all(self._file, (head + payload)[written:])
+        except OSError as cause:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise self._failure(cause) from cause
+        self._size += total
+
+    def _close_segment(self) -> None:
+        try:
+            self.sync()
+        finally:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _failure(self, cause: OSError) -> JournalError:
+        return JournalError(
+            f"journal cannot be written: {self._directory}: {cause.strerror}", hint="free space or mend the disk"
+        )
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _resized(segment: Segment, size_bytes: int) -> Segment:
+    return Segment(
+        path=segment.path,
+        first=segment.first,
+        size_bytes=size_bytes,
+        items=segment.items,
+        header_bytes=segment.header_bytes,
+        snapshot=segment.snapshot,
+    )
+
+
+def _header_is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        fixed = file.read(_FIXED.size)
+    if len(fixed) < _FIXED.size or not any(fixed):
+        return False
+    length: int = _FIXED.unpack(fixed)[3]
+    return size >= _FIXED.size + length
+
+
+def _read_header(path: Path) -> Segment:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            magic, schema, first, length, crc = _FIXED.unpack(file.read(_FIXED.size))
+            if magic != _MAGIC or schema != JOURNAL_SCHEMA:
+                raise JournalError(f"journal damaged: {path} is no segment of schema {JOURNAL_SCHEMA}")
+            header = file.read(length) if length <= MAX_HEADER_BYTES else b""
+        if zlib.crc32(header) != crc or len(header) != length:
+            raise JournalError(f"journal damaged: the header of {path} does not hold")
+        data = json.loads(header)
+        return Segment(
+            path=path,
+            first=first,
+            size_bytes=size,
+            items=int(data["items"]),
+            header_bytes=_FIXED.size + length,
+            snapshot=data["snapshot"],
+        )
+    except OSError as cause:
+        raise JournalError(f"journal cannot be read: {path}: {cause.strerror}") from cause
+    except (struct.error, ValueError, KeyError, TypeError) as cause:
+        raise JournalError(f"journal damaged: the header of {path} does not hold: {cause}") from cause
+
+
+def _scan(path: Path, offset: int, size: int) -> Iterator[tuple[str, bytes, int]]:
+    """Yield (device, payload, offset after it) of each whole record, and stop at the first that is not."""
+    try:
+        with path.open("rb", buffering=_READ_BYTES) as file:
+            file.seek(offset)
+            while size - offset >= _RECORD.size:
+                length, crc = _RECORD.unpack(file.read(_RECORD.size))
+                if not _NAME.size < length <= min(MAX_RECORD_BYTES, size - offset - _RECORD.size):
+                    return
+                body = file.read(length)
+                (named,) = _NAME.unpack_from(body)
+                if len(body) < length or zlib.crc32(body) != crc or _NAME.size + named > length:
+                    return
+                offset += _RECORD.size + length
+                device = body[_NAME.size : _NAME.size + named].decode("utf-8", "replace")
+                yield device, body[_NAME.size + named :], offset
+    except OSError as cause:
+        raise JournalError(f"journal cannot be read: {path}: {cause.strerror}") from cause

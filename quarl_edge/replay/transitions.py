@@ -1,0 +1,71 @@
+"""The two shapes of experience in the learner: a run of transitions and a stack of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quarl_device.contract import ObservationSpec
+from quarl_device.errors import UnsupportedSpace
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Transitions:
+    """M n-step transitions in order of their first step.
+
+    The arrays may be read-only views of a payload: copy what must outlive it.
+
+    Attributes:
+        observation: [M, *shape], dtype as on the wire.
+        action: [M, ...], dtype as on the wire.
+        reward: float32[M], discounted sum over the m <= n steps of the window.
+        discount: float32[M], gamma^m, or 0 where the window ends in a termination.
+        next_observation: [M, *shape], where the value is bootstrapped.
+    """
+
+    observation: Array
+    action: Array
+    reward: Array
+    discount: Array
+    next_observation: Array
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Batch:
+    """K batches of B transitions; fields as in `Transitions` with leading shape [K, B].
+
+    The arrays belong to the buffer that made them and are written again by its next `sample` but one.
+    """
+
+    observation: Array
+    action: Array
+    reward: Array
+    discount: Array
+    next_observation: Array
+
+
+def single_observation(observations: Sequence[ObservationSpec]) -> ObservationSpec:
+    """Return the only observation key of a space that this replay can hold.
+
+    Raises:
+        UnsupportedSpace: several keys, or frame stacking.
+    """
+    if len(observations) != 1:
+        keys = ", ".join(repr(spec.key) for spec in observations)
+        raise UnsupportedSpace(
+            f"replay holds one observation key, this environment has {len(observations)}: {keys}",
+            hint="wrap the environment in gymnasium.wrappers.FlattenObservation",
+        )
+    if observations[0].stack != 1:
+        raise UnsupportedSpace(
+            f"replay does not stack frames yet: observation {observations[0].key!r} asks for {observations[0].stack}"
+        )
+    return observations[0]

@@ -1,0 +1,205 @@
+"""Run directories: where a run keeps its configuration, checkpoints, policy, journal and metrics.
+
+::
+
+    runs/<env>-<algorithm>-<utc>-s<seed>/
+        config.json     written once
+        checkpoints/    of the learner, the last two
+        policy/         the best judged policy: policy.json, policy.npz
+        journal/        every accepted block of experience
+        tb/             TensorBoard events
+        logs/           of the processes that the run started
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from quarl_device.errors import RunNotFound, UsageError
+from quarl_device.files import read_capped, write_atomic
+from quarl_device.wire.limits import MAX_JSON_BYTES
+from quarl_edge.config import TrainConfig
+
+DEFAULT_ROOT = Path("runs")
+_CONFIG = "config.json"
+_POLICY = "policy.json"
+_NAME = re.compile(r".+-[a-z0-9]+-(\d{8}T\d{6}Z)-s\d+(?:-\d+)?")
+_HINT = "make one with: quarl-edge demo"
+_SAME_SECOND = 1_000
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run on disk.
+
+    Attributes:
+        path: of the directory.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls,
+        config: TrainConfig,
+        *,
+        path: Path | None = None,
+        root: Path = DEFAULT_ROOT,
+        now: datetime | None = None,
+    ) -> RunDirectory:
+        """Make the directory of a new run and write its configuration.
+
+        Args:
+            config: of the run.
+            path: the directory itself; new or empty. Default: a name made under `root`.
+            root: where runs are kept.
+            now: time in the name, the clock's by default.
+
+        Raises:
+            UsageError: `path` holds something already, or cannot be written.
+        """
+        try:
+            if path is None:
+                path = _make_unique(root, run_name(config, now or datetime.now(UTC)))
+            elif path.is_dir() and any(path.iterdir()):
+                raise UsageError(f"run directory {path} is not empty", hint="give a new one, or add --resume")
+            else:
+                path.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise UsageError(f"run directory cannot be made: {path or root}: {cause.strerror}") from cause
+        run = cls(path)
+        text = json.dumps(config.to_json(), indent=2) + "\n"
+        write_atomic(path / _CONFIG, text.encode(), error=UsageError, what="run configuration")
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Return an existing run.
+
+        Raises:
+            RunNotFound: there is none at `path`.
+        """
+        if not (path / _CONFIG).is_file():
+            raise RunNotFound(f"no run at {path}: it has no {_CONFIG}", hint=_HINT)
+        return cls(path)
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """Its configuration, as it was written.
+
+        Raises:
+            RunNotFound: unreadable or no JSON.
+            CheckpointError: of another version.
+        """
+        data = read_capped(self.path / _CONFIG, cap_bytes=MAX_JSON_BYTES, error=RunNotFound, what="run configuration")
+        try:
+            decoded = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise RunNotFound(f"run configuration is damaged: {self.path / _CONFIG}: {error}") from None
+        return TrainConfig.from_json(decoded)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Learner checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        """The best judged policy."""
+        return self.path / "policy"
+
+    @property
+    def journal(self) -> Path:
+        """The journal of experience."""
+        return self.path / "journal"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard events."""
+        return self.path / "tb"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of processes that the run started."""
+        return self.path / "logs"
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether a policy has been kept."""
+        return (self.policy / _POLICY).is_file()
+
+
+def run_name(config: TrainConfig, now: datetime) -> str:
+    """Return `<env>-<algorithm>-<utc>-s<seed>`, the environment's id made fit for a file name."""
+    env = re.sub(r"[^A-Za-z0-9._-]+", "_", config.env_id).strip("._-") or "env"
+    return f"{env[:100]}-{config.algorithm}-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-s{config.seed}"
+
+
+def latest(root: Path = DEFAULT_ROOT) -> RunDirectory:
+    """Return the newest run under `root` that has kept a policy.
+
+    Raises:
+        RunNotFound: there is none.
+    """
+    runs = [run for run in _runs(root) if run.has_policy]
+    if not runs:
+        raise RunNotFound(f"no run with a policy under {root}", hint=_HINT)
+    return max(runs, key=_age)
+
+
+def latest_policy(*, source: Path | None = None, root: Path = DEFAULT_ROOT) -> Path:
+    """Return the directory of a policy checkpoint.
+
+    Args:
+        source: a run, or a policy checkpoint itself; `None` for the newest run.
+        root: where runs are kept.
+
+    Raises:
+        RunNotFound: none there.
+    """
+    if source is None:
+        return latest(root).policy
+    if (source / _POLICY).is_file():
+        return source
+    if (source / "policy" / _POLICY).is_file():
+        return source / "policy"
+    if (source / _CONFIG).is_file():
+        raise RunNotFound(f"run {source} has not kept a policy yet", hint="train it for longer with --resume")
+    raise RunNotFound(f"no run and no policy checkpoint at {source}", hint=_HINT)
+
+
+def _runs(root: Path) -> Iterator[RunDirectory]:
+    try:
+        paths = [path for path in root.iterdir() if (path / _CONFIG).is_file()]
+    except OSError:
+        return
+    yield from (RunDirectory(path) for path in paths)
+
+
+def _age(run: RunDirectory) -> tuple[str, int, str]:
+    """Sort by the time in the name; runs with a name of the user's by when they were made; then by policy."""
+    found = _NAME.fullmatch(run.path.name)
+    if found:
+        begun = found[1]
+    else:
+        written = (run.path / _CONFIG).stat().st_mtime
+        begun = f"{datetime.fromtimestamp(written, UTC):%Y%m%dT%H%M%SZ}"
+    return begun, (run.policy / _POLICY).stat().st_mtime_ns, run.path.name
+
+
+def _make_unique(root: Path, name: str) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for number in range(1, _SAME_SECOND):
+        path = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise UsageError(f"{_SAME_SECOND} runs named {name} exist under {root}")
