@@ -8,8 +8,10 @@ Items come in units: a block of `insert_unit` transitions, a fused update of `sa
 narrow for the units each side can wait for the other for ever. There is none of that where
 
     2 * error_buffer >= sample_unit + samples_per_insert * insert_unit
+        error_buffer >= samples_per_insert * insert_unit
 
-for then, whenever a whole unit of samples does not fit, a whole unit of inserts does. The constructor refuses less.
+for then, whenever a whole unit of samples does not fit, a whole unit of inserts does (the second line is for the first
+items, which may stop just short of `min_size`). The constructor refuses less.
 Inserting is asked for ahead of time (credit), never refused when it comes: `inserts` may run over the window by what
 was under way, which only lets sampling go on for longer.
 """
@@ -23,7 +25,8 @@ from quarl_device.errors import CheckpointError, UsageError
 
 def smallest_error_buffer(samples_per_insert: float, *, insert_unit: int = 1, sample_unit: int = 1) -> float:
     """Return the narrowest half window that cannot deadlock, in samples."""
-    return max(1.0, samples_per_insert, (sample_unit + samples_per_insert * insert_unit) / 2)
+    inserting = samples_per_insert * insert_unit
+    return max(1.0, samples_per_insert, inserting, (sample_unit + inserting) / 2)
 
 
 def default_error_buffer(samples_per_insert: float, *, insert_unit: int, sample_unit: int, actors: int) -> float:
@@ -31,8 +34,9 @@ def default_error_buffer(samples_per_insert: float, *, insert_unit: int, sample_
 
     With a block under way and another being made, no actor waits for an ack's round trip.
     """
+    # Even when the next call is not yet possible but for one sample, and one more call after it.
     ahead = samples_per_insert * insert_unit * 2 * actors
-    return max(1.0, samples_per_insert, (sample_unit + ahead) / 2 + sample_unit / 2)
+    return max(1.0, samples_per_insert, (2 * sample_unit + ahead) / 2)
 
 
 class SampleToInsertRatio:

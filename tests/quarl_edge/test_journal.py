@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quarl_device.errors import JournalError
+from quarl_device.wire.limits import MAX_BLOCK_BYTES
+from quarl_edge.replay import journal as module
+from quarl_edge.replay.journal import Journal, iterate, read_segments
+
+SMALL = 4_096
+
+
+def content(journal: Journal, start: int = 0) -> list[tuple[str, bytes]]:
+    return [(record.device, record.payload) for record in journal.iterate(start)]
+
+
+def fill(journal: Journal, count: int, size: int = 500) -> list[int]:
+    return [journal.append("pi-1", bytes([i % 256]) * size) for i in range(count)]
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.qj"))
+
+
+def test_gives_back_what_was_appended_in_order(tmp_path):
+    journal = Journal(tmp_path / "j", segment_bytes=SMALL)
+    wanted = [(f"pi-{i % 3}", os.urandom(i * 37 % 900)) for i in range(60)]
+    positions = [journal.append(*record) for record in wanted]
+    assert positions == sorted(set(positions))
+    assert len(files(tmp_path / "j")) > 5
+    assert content(journal) == wanted
+    journal.close()
+    reopened = Journal(tmp_path / "j", segment_bytes=SMALL)
+    assert content(reopened) == wanted
+    assert reopened.position == positions[-1]
+    assert reopened.torn_bytes == 0
+    reopened.close()
+
+
+def test_positions_name_records(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    ends = fill(journal, 40)
+    records = list(journal.iterate())
+    assert [record.end for record in records] == ends
+    for i in (0, 1, 17, 39):
+        assert [r.payload for r in journal.iterate(records[i].position)] == [r.payload for r in records[i:]]
+    assert list(journal.iterate(journal.position)) == []
+    journal.close()
+
+
+def test_goes_on_after_reopening(tmp_path):
+    for round_ in range(3):
+        journal = Journal(tmp_path, segment_bytes=SMALL)
+        assert len(content(journal)) == round_ * 7
+        fill(journal, 7)
+        journal.close()
+    assert len(list(iterate(tmp_path))) == 21
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, 3_000), count=st.integers(1, 5), reopenings=st.integers(1, 2))
+def test_a_torn_tail_costs_only_the_torn_record(tmp_path, cut, count, reopenings):
+    directory = tmp_path / os.urandom(8).hex()
+    journal = Journal(directory)
+    ends = [0, *fill(journal, count)]
+    journal.close()
+    (path,) = files(directory)
+    size = max(0, path.stat().st_size - cut)
+    os.truncate(path, size)
+    whole = [end for end in ends[1:] if end <= size]
+    for _ in range(reopenings):
+        journal = Journal(directory)
+        assert len(content(journal)) == len(whole)
+        fill(journal, 1)
+        whole.append(journal.position)
+        journal.close()
+    if size < path.stat().st_size and cut:
+        assert len(content(journal := Journal(directory))) == len(whole)
+        journal.close()
+
+
+def test_a_torn_tail_is_counted_and_reported(tmp_path, caplog):
+    journal = Journal(tmp_path)
+    ends = fill(journal, 3)
+    journal.close()
+    os.truncate(files(tmp_path)[0], ends[-1] - 10)
+    journal = Journal(tmp_path)
+    assert journal.torn_bytes == ends[2] - ends[1] - 10
+    assert journal.position == ends[1]
+    assert "torn tail" in caplog.text
+    journal.close()
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 4_000, b"\xff" * 300, struct.pack("<II", 50, 1) + b"x" * 50])
+def test_a_tail_of_garbage_is_cut_off(tmp_path, tail):
+    journal = Journal(tmp_path)
+    fill(journal, 3)
+    journal.close()
+    with files(tmp_path)[0].open("ab") as file:
+        file.write(tail)
+    journal = Journal(tmp_path)
+    assert journal.torn_bytes == len(tail)
+    assert len(content(journal)) == 3
+    journal.close()
+
+
+@pytest.mark.parametrize("header", [b"", b"QJ", b"\0" * 200])
+def test_a_segment_that_was_only_begun_is_dropped(tmp_path, header):
+    journal = Journal(tmp_path)
+    fill(journal, 3)
+    position = journal.position
+    journal.close()
+    (tmp_path / f"{position:020d}.qj").write_bytes(header)
+    journal = Journal(tmp_path)
+    assert (journal.position, len(content(journal))) == (position, 3)
+    journal.close()
+
+
+def test_damage_before_the_tail_is_an_error_that_says_where(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    fill(journal, 30)
+    journal.close()
+    path = files(tmp_path)[1]
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    with pytest.raises(JournalError, match=rf"damaged: .*{path.name} holds no whole record at byte"):
+        content(journal)
+    journal.close()
+    with pytest.raises(JournalError, match="damaged"):
+        list(iterate(tmp_path))
+
+
+@pytest.mark.parametrize("where", [0, 4, 8, 16, 25])
+def test_a_damaged_header_is_an_error(tmp_path, where):
+    journal = Journal(tmp_path)
+    fill(journal, 3)
+    journal.close()
+    path = files(tmp_path)[0]
+    data = bytearray(path.read_bytes())
+    data[where] ^= 0x10
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match="damaged|position"):
+        Journal(tmp_path).truncate(-1)
+
+
+def test_a_missing_segment_is_an_error(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    fill(journal, 30)
+    journal.close()
+    files(tmp_path)[1].unlink()
+    with pytest.raises(JournalError, match="ends at"):
+        Journal(tmp_path, segment_bytes=SMALL)
+    # A failed opening leaves the lock to the next one.
+    with pytest.raises(JournalError, match="ends at"):
+        Journal(tmp_path, segment_bytes=SMALL)
+
+
+def test_one_process_at_a_time(tmp_path):
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalError, match="another process"):
+        Journal(tmp_path)
+    journal.close()
+    journal.close()
+    Journal(tmp_path).close()
+
+
+def test_can_be_read_beside_the_writer(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    fill(journal, 12)
+    assert len(list(iterate(tmp_path))) == 12
+    with files(tmp_path)[-1].open("ab") as file:
+        file.write(b"\1\2\3")
+    assert len(list(iterate(tmp_path))) == 12
+    journal.close()
+    assert list(iterate(tmp_path / "none")) == []
+
+
+def test_truncate_discards_what_came_after(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    ends = fill(journal, 40)
+    for i in (35, 20, 2):
+        discarded = journal.truncate(ends[i])
+        assert discarded > 0
+        assert journal.position == ends[i]
+        assert len(content(journal)) == i + 1
+        assert journal.append("pi-1", b"new") > ends[i]
+        assert content(journal)[-1] == ("pi-1", b"new")
+        journal.truncate(ends[i])
+    assert journal.truncate(journal.position) == 0
+    journal.close()
+    assert len(list(iterate(tmp_path))) == 3
+
+
+def test_truncate_to_nothing(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    fill(journal, 20)
+    journal.truncate(0)
+    assert (journal.position, content(journal), files(tmp_path)) == (0, [], [])
+    fill(journal, 1)
+    assert len(content(journal)) == 1
+    journal.close()
+
+
+@pytest.mark.parametrize("position", [-1, 10**9])
+def test_truncate_to_a_position_that_is_not_there(tmp_path, position):
+    journal = Journal(tmp_path)
+    fill(journal, 3)
+    with pytest.raises(JournalError, match="spans positions 0"):
+        journal.truncate(position)
+    assert len(content(journal)) == 3
+    journal.close()
+
+
+def test_trim_keeps_what_a_rebuild_needs_and_one_segment_more(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    count = 0
+    journal.bind(lambda: (count, {"note": count}))
+    for _ in range(60):
+        journal.append("pi-1", b"x" * 500)
+        count += 10
+    starts = [segment.items for segment in journal.segments]
+    assert starts == sorted(starts)
+    position = journal.position
+    assert journal.trim(-5) == 0
+    assert journal.trim(starts[3] - 1) == 1
+    assert journal.trim(starts[3]) == 1
+    assert [segment.items for segment in journal.segments][1] == starts[3]
+    assert journal.start == journal.segments[0].first > 0
+    journal.trim(10**9)
+    assert len(journal.segments) == 2
+    assert journal.position == position
+    journal.close()
+    reopened = Journal(tmp_path, segment_bytes=SMALL)
+    assert reopened.position == position
+    assert reopened.segments[1].snapshot == {"note": reopened.segments[1].items}
+    reopened.close()
+
+
+class Disk:
+    """`os.writev` of a disk that takes `room` bytes and then is full."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def writev(self, file: int, parts: tuple[bytes, ...]) -> int:
+        return self.write(file, b"".join(parts))
+
+    def write(self, file: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = bytes(data)[: self.room]
+        self.room -= len(part)
+        return _write(file, part)
+
+
+_write = os.write
+
+
+@pytest.mark.parametrize("room", [0, 1, 9, 100, 499])
+def test_a_full_disk_is_an_error_that_names_the_directory_and_leaves_no_trace(tmp_path, monkeypatch, room):
+    journal = Journal(tmp_path)
+    fill(journal, 3)
+    position = journal.position
+    disk = Disk(room)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "writev", disk.writev)
+        patch.setattr(module.os, "write", disk.write)
+        for _ in range(2):
+            with pytest.raises(JournalError, match=rf"cannot be written: {tmp_path}: No space left"):
+                journal.append("pi-1", b"y" * 500)
+        assert journal.position == position
+    journal.append("pi-1", b"z")
+    assert len(content(journal)) == 4
+    journal.close()
+    assert len(list(iterate(tmp_path))) == 4
+
+
+@pytest.mark.parametrize("room", [0, 10, 40])
+def test_a_disk_that_fills_up_at_a_new_segment(tmp_path, monkeypatch, room):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    while journal.segments[-1].size_bytes < SMALL if journal.segments else True:
+        fill(journal, 1)
+    position, count = journal.position, len(content(journal))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "write", Disk(room).write)
+        for _ in range(2):
+            with pytest.raises(JournalError, match="No space left"):
+                fill(journal, 1)
+    assert journal.position == position
+    fill(journal, 1)
+    assert len(content(journal)) == count + 1
+    journal.close()
+
+
+def test_fsync_is_rare_and_due_in_time(tmp_path, monkeypatch):
+    now = [0.0]
+    synced: list[float] = []
+    monkeypatch.setattr(module.os, "fdatasync", lambda _file: synced.append(now[0]))
+    journal = Journal(tmp_path, fsync_interval_s=5.0, clock=lambda: now[0])
+    for tick in range(100):
+        now[0] = tick / 10
+        fill(journal, 1)
+    assert synced == [5.0]
+    now[0] = 20.0
+    journal.sync_if_due()
+    assert synced == [5.0, 20.0]
+    now[0] = 60.0
+    journal.sync_if_due()
+    assert synced == [5.0, 20.0], "nothing new to sync"
+    fill(journal, 1)
+    journal.sync()
+    assert synced == [5.0, 20.0, 60.0]
+    journal.close()
+
+
+def test_fsync_runs_when_a_segment_ends(tmp_path, monkeypatch):
+    synced: list[int] = []
+    monkeypatch.setattr(module.os, "fdatasync", synced.append)
+    journal = Journal(tmp_path, segment_bytes=SMALL, fsync_interval_s=1e9)
+    fill(journal, 40)
+    assert len(synced) == len(journal.segments) - 1
+    journal.close()
+
+
+@pytest.mark.parametrize(("device", "size"), [("", 1), ("x" * 256, 1), ("pi", MAX_BLOCK_BYTES + 2_000)])
+def test_what_no_record_can_hold_is_refused(tmp_path, device, size):
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalError, match="does not fit"):
+        journal.append(device, bytes(size))
+    assert content(journal) == []
+    journal.close()
+
+
+def test_an_unwritable_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot be opened"):
+        Journal(tmp_path / "file" / "journal")
+    with pytest.raises(JournalError, match="cannot be read"):
+        read_segments(tmp_path / "file")
+
+
+def _write_until_killed(directory: Path, told: multiprocessing.connection.Connection) -> None:
+    journal = Journal(directory, segment_bytes=SMALL)
+    number = 0
+    while True:
+        journal.append("pi-1", number.to_bytes(4, "little") * 50)
+        told.send(number)
+        number += 1
+
+
+def test_w2_every_append_that_returned_survives_kill_9(tmp_path):
+    """W2: `durable` never covers an accepted block that a resume would lose."""
+    context = multiprocessing.get_context("spawn")
+    told, tell = context.Pipe(duplex=False)
+    process = context.Process(target=_write_until_killed, args=(tmp_path, tell))
+    process.start()
+    tell.close()
+    last = -1
+    try:
+        for _ in range(200):
+            assert told.poll(30)
+            last = told.recv()
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(10)
+        while told.poll(0):
+            last = told.recv()
+    except EOFError:
+        pass
+    finally:
+        process.kill()
+        process.join(10)
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    numbers = [int.from_bytes(payload[:4], "little") for _, payload in content(journal)]
+    journal.close()
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > last
