@@ -1,0 +1,348 @@
+"""The link over paho-mqtt, MQTT 3.1.1, clean sessions.
+
+paho is used without its own thread: that thread dies silently on a handler's exception, reconnects without jitter, and
+sends what was in flight before a cut *after* the birth that a new connection publishes, so that an old retained
+message would win. Here one thread of ours connects, runs paho's `loop`, and waits; what was in flight at a cut is
+forgotten, and whoever needs more re-publishes from `on_connect`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paho.mqtt import client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+
+from quarl_device.errors import BrokerRefused, BrokerUnreachable, LinkError, QuarlError
+from quarl_device.link.inflight import Inflight
+from quarl_device.link.protocol import Backoff, Handler, LinkCounters, LinkLimits, Message, Will
+from quarl_device.link.router import Router
+from quarl_device.link.url import BrokerURL
+from quarl_device.wire.limits import check_outgoing
+
+_log = logging.getLogger(__name__)
+
+_LOOP_S = 1.0
+_STABLE_S = 5.0
+_FIRST_CAP_S = 0.5
+_BAD_LOGIN, _NOT_ALLOWED, _BAD_CLIENT_ID, _BAD_PROTOCOL = 134, 135, 133, 132
+_FINAL = {
+    _BAD_LOGIN: "the user name or password is wrong",
+    _NOT_ALLOWED: "this user is not allowed, or the password is wrong",
+    _BAD_CLIENT_ID: "the client id is not allowed",
+    _BAD_PROTOCOL: "it does not speak MQTT 3.1.1",
+}
+"""CONNACK reason codes (as paho maps them) that trying again cannot mend."""
+
+
+class PahoLink:
+    """A `Link` over paho-mqtt.
+
+    Args:
+        url: the broker.
+        client_id: this client's name, also its user name where the URL has none but there is a password.
+        password: never logged, never shown.
+        will: what the broker publishes when this link dies without a word.
+        limits: caps and waits.
+        backoff: delays between attempts.
+        tls: for `mqtts`; by default the system's certificates are trusted.
+
+    Raises:
+        PayloadTooLarge: the will is over the cap.
+    """
+
+    def __init__(
+        self,
+        url: BrokerURL,
+        *,
+        client_id: str,
+        password: str | None = None,
+        will: Will | None = None,
+        limits: LinkLimits | None = None,
+        backoff: Backoff | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.url = url
+        self.client_id = client_id
+        self.counters = LinkCounters()
+        self._password = password
+        self._will = will
+        self._limits = limits or LinkLimits()
+        self._backoff = backoff or Backoff()
+        self._tls = tls
+        if will is not None:
+            check_outgoing(len(will.payload), self._limits.max_payload_bytes, what="will")
+        # Jitter must differ between devices that boot together, so the seed is the system's.
+        self._rng = random.Random()  # noqa: S311
+        self._router = Router(self.counters)
+        self._callbacks: list[Callable[[], None]] = []
+        self._inflight = Inflight()
+        self._lock = threading.Lock()
+        self._loop: _Loop | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"PahoLink({self.url}, client_id={self.client_id!r}, connected={self.connected})"
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has accepted this client and the connection stands, as far as is known."""
+        loop = self._loop
+        return loop is not None and loop.up
+
+    def connect(self, *, timeout_s: float) -> None:
+        """Connect; returns after the broker has acknowledged every subscription and the callbacks have run.
+
+        Raises:
+            BrokerUnreachable: nothing answered within `timeout_s`; says where, how long, and the last error.
+            BrokerRefused: wrong user, password or client id, an untrusted certificate, or a denied subscription.
+            LinkError: the link is closed or already connected.
+        """
+        if self._closed or self._loop is not None:
+            raise LinkError(f"link to {self.url.address}: {'closed' if self._closed else 'connected'} already")
+        began = time.monotonic()
+        loop = self._loop = _Loop(self)
+        loop.thread.start()
+        ready = loop.first.wait(timeout_s)
+        if ready and loop.fault is None:
+            return
+        self._loop = None
+        loop.stop(grace_s=0.0)
+        loop.thread.join(timeout=0.2)
+        if loop.fault is not None:
+            raise loop.fault
+        spent_s = time.monotonic() - began
+        raise BrokerUnreachable(
+            f"no broker answers at {self.url.address}: tried {loop.attempts} times in {spent_s:.1f} s"
+            f" (last: {self.counters.last_error or 'no answer'})",
+            hint="is it running, and is the address right?",
+        )
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
+        """Hand a message over; false if there is no connection or too much is in flight.
+
+        Raises:
+            PayloadTooLarge: over the link's cap.
+        """
+        size = len(payload)
+        check_outgoing(size, self._limits.max_payload_bytes, what=f"message to {topic}")
+        loop = self._loop
+        if loop is None or not loop.up or not self._inflight.room(self._limits, size):
+            self.counters.not_taken += 1
+            return False
+        life = self._inflight.life
+        info = loop.client.publish(topic, payload, qos=qos, retain=retain)
+        taken = info.rc == MQTTErrorCode.MQTT_ERR_SUCCESS and self._inflight.add(info.mid, size, life)
+        if not taken:
+            self.counters.not_taken += 1
+        return taken
+
+    def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 1) -> None:
+        """Call `handler` for each message that matches, now and after every reconnect; one handler per filter."""
+        self._router.add(topic_filter, handler, qos)
+        loop = self._loop
+        if loop is not None and loop.up:
+            life = self._inflight.life
+            code, mid = loop.client.subscribe(topic_filter, qos)
+            if code == MQTTErrorCode.MQTT_ERR_SUCCESS and mid is not None:
+                self._inflight.add(mid, 0, life)
+
+    def on_connect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the link's thread after every connection made from now on."""
+        self._callbacks.append(callback)
+
+    def flush(self, *, timeout_s: float) -> bool:
+        """Wait until the broker has acknowledged every publish and subscription; false if it has not in time."""
+        return self.connected and self._inflight.wait_empty(timeout_s) and self.connected
+
+    def close(self, *, timeout_s: float = 2.0) -> None:
+        """Say goodbye (no will is sent) and stop; idempotent, never raises, never hangs."""
+        with self._lock:
+            self._closed = True
+            loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        loop.stop(grace_s=timeout_s)
+        if threading.current_thread() is not loop.thread:
+            loop.thread.join(timeout=timeout_s)
+
+    # -- for the loop ----------------------------------------------------------------------------------------------
+
+    def _make_client(self) -> mqtt.Client:
+        client = mqtt.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=self.client_id,
+            clean_session=True,
+            protocol=mqtt.MQTTv311,
+            # Off, or paho falls back to MQTT 3.1 by itself.
+            reconnect_on_failure=False,
+        )
+        client.connect_timeout = self._limits.connect_timeout_s
+        # `Inflight` limits; paho would queue beyond its own limit without bound.
+        client.max_inflight_messages_set(0)
+        user = self.url.user or (self.client_id if self._password is not None else "")
+        if user:
+            client.username_pw_set(user, self._password)
+        if self._will is not None:
+            client.will_set(self._will.topic, self._will.payload, self._will.qos, self._will.retain)
+        if self.url.tls:
+            client.tls_set_context(self._tls or ssl.create_default_context())
+        client.connect_async(self.url.host, self.url.port, keepalive=self._limits.keepalive_s)
+        return client
+
+
+class _Loop:
+    """The link's thread from one `connect` to its end. All paho callbacks run on this thread."""
+
+    def __init__(self, link: PahoLink) -> None:
+        self.link = link
+        self.up = False
+        self.attempts = 0
+        self.fault: QuarlError | None = None
+        self.first = threading.Event()
+        self.client = link._make_client()
+        self.thread = threading.Thread(target=self._run, name=f"link-{link.client_id}", daemon=True)
+        self._halt = threading.Event()
+        self._halt_by = 0.0
+        self._ready = False
+        self._connack_code: int | None = None
+        self._unconfirmed: dict[int, str] = {}
+        self._confirm_by = 0.0
+        self.client.on_socket_open = _no_delay
+        # paho lets the publishing thread write to the socket itself unless somebody claims to watch for writability.
+        self.client.on_socket_register_write = _ignore
+        self.client.on_connect = self._on_connack
+        self.client.on_subscribe = self._on_suback
+        self.client.on_publish = self._on_published
+        self.client.on_message = self._on_message
+
+    def stop(self, *, grace_s: float) -> None:
+        """Ask the thread to say goodbye and end, by force after `grace_s`."""
+        self._halt_by = time.monotonic() + grace_s
+        self._halt.set()
+        self.client.disconnect()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._halt.is_set():
+            began = time.monotonic()
+            self.attempts += 1
+            try:
+                self._live()
+            except ssl.SSLCertVerificationError as error:
+                self._fail(f"its certificate is not trusted: {error.verify_message}", final=True)
+            except Exception as error:  # whatever paho or the system throws, the link goes on
+                self._fail(str(error) or type(error).__name__)
+            was_ready = self._ready
+            self._down()
+            if self.fault is not None and not self.first.is_set():
+                self.first.set()
+                break
+            stable = was_ready and time.monotonic() - began > _STABLE_S
+            failures = 0 if stable else failures + 1
+            delay_s = self.link._backoff.delay_s(failures, self.link._rng)
+            # Whoever waits in `connect` has a deadline, and the broker may just be starting.
+            self._halt.wait(delay_s if self.first.is_set() else min(delay_s, _FIRST_CAP_S))
+        self._down()
+        self._release()
+
+    def _live(self) -> None:
+        """Connect once and serve until the connection ends."""
+        self._connack_code = None
+        self._confirm_by = time.monotonic() + 2 * self.link._limits.connect_timeout_s
+        self.client.reconnect()
+        code = MQTTErrorCode.MQTT_ERR_SUCCESS
+        while code == MQTTErrorCode.MQTT_ERR_SUCCESS:
+            wait_s = _LOOP_S
+            if self._halt.is_set():
+                wait_s = self._halt_by - time.monotonic()
+                if wait_s <= 0:
+                    return
+            code = self.client.loop(min(wait_s, _LOOP_S))
+            if not self._ready and not self._halt.is_set() and time.monotonic() > self._confirm_by:
+                raise TimeoutError("the broker accepted the connection but does not answer")
+        if self._connack_code:
+            reason = _FINAL.get(self._connack_code, f"it answered with code {self._connack_code}")
+            self._fail(reason, final=self._connack_code in _FINAL)
+        elif not self._halt.is_set():
+            self._fail(mqtt.error_string(code).rstrip("."))
+
+    def _fail(self, reason: str, *, final: bool = False) -> None:
+        self.link.counters.last_error = reason
+        if final and not self.first.is_set() and self.fault is None:
+            self.fault = BrokerRefused(
+                f"the broker at {self.link.url.address} refused {self.link.client_id!r}: {reason}"
+            )
+        if self.first.is_set():
+            _log.warning("link to %s: %s", self.link.url.address, reason)
+
+    def _down(self) -> None:
+        self.up = self._ready = False
+        self._unconfirmed = {}
+        self.link._inflight.reset()
+
+    def _release(self) -> None:
+        """Break the cycle between client and loop, so that paho's sockets are closed now and not by a later GC."""
+        for name in ("on_connect", "on_subscribe", "on_publish", "on_message"):
+            setattr(self.client, name, None)
+        self.client._reset_sockets()
+
+    # -- paho's callbacks ------------------------------------------------------------------------------------------
+
+    def _on_connack(self, client: mqtt.Client, _user: Any, _flags: Any, code: Any, _properties: Any) -> None:
+        if code.is_failure:
+            self._connack_code = code.value
+            return
+        # Or paho would now re-send what was in flight before the cut.
+        client.drop_out_messages()
+        self.up = True
+        for topic_filter, qos in self.link._router.filters():
+            result, mid = client.subscribe(topic_filter, qos)
+            if result == MQTTErrorCode.MQTT_ERR_SUCCESS and mid is not None:
+                self._unconfirmed[mid] = topic_filter
+        if not self._unconfirmed:
+            self._become_ready()
+
+    def _on_suback(self, _client: mqtt.Client, _user: Any, mid: int, codes: Any, _properties: Any) -> None:
+        topic_filter = self._unconfirmed.pop(mid, "")
+        if any(code.is_failure for code in codes):
+            self._fail(f"it denied the subscription to {topic_filter or 'a topic'}", final=True)
+        if not topic_filter:
+            self.link._inflight.settle(mid)
+        elif not self._unconfirmed and self.fault is None:
+            self._become_ready()
+        elif self.fault is not None:
+            self.client.disconnect()
+
+    def _become_ready(self) -> None:
+        self._ready = True
+        self.link.counters.connections += 1
+        for callback in tuple(self.link._callbacks):
+            self.link._router.guard("a connect callback", callback)
+        self.first.set()
+
+    def _on_published(self, _client: mqtt.Client, _user: Any, mid: int, _code: Any, _properties: Any) -> None:
+        self.link._inflight.settle(mid)
+
+    def _on_message(self, _client: mqtt.Client, _user: Any, message: mqtt.MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            return
+        self.link._router.dispatch(Message(topic=topic, payload=bytes(message.payload), retain=message.retain))
+
+
+def _no_delay(_client: mqtt.Client, _user: Any, sock: Any) -> None:
+    """Send small packets at once: with Nagle's algorithm PUBACK and ack wait 40 ms for each other."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _ignore(_client: mqtt.Client, _user: Any, _sock: Any) -> None:
+    """Do nothing: the loop's own wake-up socket is enough."""

@@ -1,0 +1,223 @@
+"""A push: one signed message that carries a policy file and all that changed with it.
+
+Layout: `QPOL`, u8 format version, u32-LE header length, JSON header, policy file, 64-byte ed25519 signature over
+everything before it. The signature is checked first: nothing of an unsigned push is parsed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.errors import PayloadRefused
+from quarl_device.wire.keys import SIGNATURE_BYTES
+from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES, check_incoming, check_outgoing
+from quarl_device.wire.messages import MAX_EPOCH
+from quarl_device.wire.strict_json import SCHEMA, Reader, dumps, loads
+
+MAGIC = b"QPOL"
+PUSH_VERSION = 1
+MAX_EXPLORATION_VALUES = 4096
+_PREAMBLE = struct.Struct("<4sBI")
+
+
+def newer(found: tuple[int, int], than: tuple[int, int]) -> bool:
+    """Say whether a push replaces another: only a later epoch, or a later version of the same epoch, does (W3).
+
+    Args:
+        found: (epoch, version) of the push that came.
+        than: (epoch, version) of the push in use.
+    """
+    return found > than
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploration:
+    """How actors explore with a policy.
+
+    Attributes:
+        kind: "epsilon": a uniformly random action with this probability.
+        values: per actor index; an actor takes the one at its index modulo their number.
+    """
+
+    kind: str = "epsilon"
+    values: tuple[float, ...] = (0.0,)
+
+    def value_for(self, actor_index: int) -> float:
+        """Return this actor's value."""
+        return self.values[actor_index % len(self.values)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PushHeader:
+    """What a push says about its policy file.
+
+    Attributes:
+        epoch: learner epoch.
+        version: counts the pushes of the epoch, from 1.
+        env_steps: environment steps in the learner's replay when its variables were read.
+        sha256: of the policy file, 64 hex digits.
+        exploration: see `Exploration`.
+        normalizer_version: counts changes of the normaliser.
+        golden_outputs: role to float32[G, ...]: outputs of these very bytes for the file's golden observations.
+        lsb: role to output units per LSB.
+        tolerance_lsb: allowed difference on a device.
+        variables_read_unix_ns: when the learner read its variables.
+        reset: reset every environment before acting with it (lockstep).
+    """
+
+    epoch: int
+    version: int
+    env_steps: int
+    sha256: str
+    exploration: Exploration
+    normalizer_version: int = 0
+    golden_outputs: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    lsb: Mapping[str, float] = field(default_factory=dict)
+    tolerance_lsb: int = 2
+    variables_read_unix_ns: int = 0
+    reset: bool = False
+
+    def encode(self) -> bytes:
+        """Return the JSON header; PayloadRefused where a number is not finite, PayloadTooLarge over 64 KiB."""
+        fields = {
+            "schema": SCHEMA,
+            "epoch": self.epoch,
+            "version": self.version,
+            "env_steps": self.env_steps,
+            "sha256": self.sha256,
+            "exploration": {"kind": self.exploration.kind, "values": list(self.exploration.values)},
+            "normalizer_version": self.normalizer_version,
+            "golden_outputs": {role: _array_to_json(array) for role, array in self.golden_outputs.items()},
+            "lsb": dict(self.lsb),
+            "tolerance_lsb": self.tolerance_lsb,
+            # A string: nanoseconds since 1970 are over 2^53, which not every JSON reader keeps exact.
+            "variables_read_unix_ns": str(self.variables_read_unix_ns),
+            "reset": self.reset,
+        }
+        return dumps(fields, what="push header")
+
+    @classmethod
+    def decode(cls, payload: bytes) -> PushHeader:
+        """Read a header; PayloadRefused if it does not hold."""
+        data = loads(payload, what="push header")
+        data.schema()
+        sha256 = data.text("sha256", max_length=64)
+        if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+            raise PayloadRefused("push header: 'sha256' is not 64 hex digits")
+        read_at = data.text("variables_read_unix_ns", max_length=20)
+        if not (read_at.isascii() and read_at.isdigit()):
+            raise PayloadRefused("push header: 'variables_read_unix_ns' is not a number")
+        golden = data.object("golden_outputs")
+        return cls(
+            epoch=data.integer("epoch", high=MAX_EPOCH),
+            version=data.integer("version", high=MAX_EPOCH),
+            env_steps=data.integer("env_steps"),
+            sha256=sha256,
+            exploration=_exploration(data),
+            normalizer_version=data.integer("normalizer_version"),
+            golden_outputs={role: _array_from_json(value) for role, value in golden.items()},
+            lsb=_lsb(data),
+            tolerance_lsb=data.integer("tolerance_lsb", high=255),
+            variables_read_unix_ns=int(read_at),
+            reset=data.boolean("reset"),
+        )
+
+
+def encode_push(header: PushHeader, policy: bytes, sign: Callable[[bytes], bytes]) -> bytes:
+    """Return a signed push.
+
+    Args:
+        header: its `sha256` must be that of `policy`; the receiver checks.
+        policy: a policy file.
+        sign: returns the 64-byte signature over its argument, `LearnerKey.sign`.
+
+    Raises:
+        PayloadTooLarge: over the inline cap of 256 KiB.
+        PayloadRefused: a number in the header is not finite.
+    """
+    head = header.encode()
+    size = _PREAMBLE.size + len(head) + len(policy) + SIGNATURE_BYTES
+    check_outgoing(size, MAX_INLINE_PUSH_BYTES, what="push")
+    signed = b"".join((_PREAMBLE.pack(MAGIC, PUSH_VERSION, len(head)), head, policy))
+    return signed + sign(signed)
+
+
+def decode_push(payload: bytes, verify: Callable[[bytes, bytes], None]) -> tuple[PushHeader, bytes]:
+    """Check an untrusted push and return its header and policy file.
+
+    Args:
+        payload: as it came.
+        verify: called with (signature, signed bytes), `PublicKey.verify`.
+
+    Raises:
+        BadSignature: `verify` refused.
+        PayloadRefused: over the cap, truncated, of another format version, a header that does not hold, or a policy
+            file of another sha256.
+    """
+    check_incoming(len(payload), MAX_INLINE_PUSH_BYTES, what="push")
+    if len(payload) < _PREAMBLE.size + SIGNATURE_BYTES or not payload.startswith(MAGIC):
+        raise PayloadRefused(f"push: {len(payload)} bytes that do not start with {MAGIC.decode()}")
+    verify(payload[-SIGNATURE_BYTES:], payload[:-SIGNATURE_BYTES])
+    _, version, head_bytes = _PREAMBLE.unpack_from(payload)
+    if version != PUSH_VERSION:
+        raise PayloadRefused(f"push: format version {version} is not {PUSH_VERSION}")
+    end = _PREAMBLE.size + head_bytes
+    if end > len(payload) - SIGNATURE_BYTES:
+        raise PayloadRefused(f"push: a header of {head_bytes} bytes in a payload of {len(payload)}")
+    header = PushHeader.decode(payload[_PREAMBLE.size : end])
+    policy = payload[end:-SIGNATURE_BYTES]
+    digest = hashlib.sha256(policy).hexdigest()
+    if digest != header.sha256:
+        raise PayloadRefused(
+            f"push: the policy file's sha256 is {digest[:16]}..., the header says {header.sha256[:16]}..."
+        )
+    return header, policy
+
+
+def _exploration(data: Reader) -> Exploration:
+    inner = Reader(data.object("exploration"), what="push header: exploration")
+    values = inner.array("values", max_length=MAX_EXPLORATION_VALUES)
+    if not values or any(type(value) not in (int, float) or not 0 <= value <= 1e6 for value in values):
+        raise PayloadRefused("push header: exploration values must be one or more numbers in 0..1e6")
+    return Exploration(kind=inner.text("kind", max_length=32), values=tuple(float(value) for value in values))
+
+
+def _lsb(data: Reader) -> dict[str, float]:
+    inner = Reader(data.object("lsb"), what="push header: lsb")
+    result = {role: inner.number(role) for role in inner.fields}
+    if any(value <= 0 for value in result.values()):
+        raise PayloadRefused("push header: an LSB is not positive")
+    return result
+
+
+def _array_to_json(array: NDArray[np.float32]) -> dict[str, Any]:
+    plain = np.ascontiguousarray(array, dtype="<f4")
+    return {"shape": list(array.shape), "data": base64.b64encode(plain.tobytes()).decode()}
+
+
+def _array_from_json(value: Any) -> NDArray[np.float32]:
+    """Read float32 values; the header's own cap bounds what this allocates."""
+    inner = Reader(value if isinstance(value, dict) else {}, what="push header: golden output")
+    shape = inner.array("shape", max_length=5)
+    if any(type(size) is not int or not 0 <= size <= 65_535 for size in shape):
+        raise PayloadRefused("push header: a golden output's shape does not hold")
+    try:
+        raw = base64.b64decode(inner.text("data", max_length=MAX_INLINE_PUSH_BYTES), validate=True)
+    except (binascii.Error, ValueError):
+        raise PayloadRefused("push header: a golden output is not base64") from None
+    if len(raw) != 4 * math.prod(shape):
+        raise PayloadRefused(f"push header: {len(raw)} bytes for a golden output of shape {shape}")
+    array = np.frombuffer(raw, dtype="<f4").reshape(shape)
+    if not np.isfinite(array).all():
+        raise PayloadRefused("push header: NaN or Inf in a golden output")
+    return cast("NDArray[np.float32]", array)

@@ -1,0 +1,84 @@
+"""The topics of one fleet, `q/v1/<fleet>/...`."""
+
+from __future__ import annotations
+
+from quarl_device.errors import PayloadRefused
+from quarl_device.names import check_name
+from quarl_device.wire.limits import WIRE_VERSION
+
+
+class Topics:
+    """Names every topic of a fleet.
+
+    Args:
+        fleet: its name.
+
+    Raises:
+        UsageError: the fleet's name, or later a device's, is not allowed (so that none can hold '/', '+' or '#').
+    """
+
+    def __init__(self, fleet: str) -> None:
+        self.fleet = check_name(fleet, kind="fleet")
+        self.root = f"q/v{WIRE_VERSION}/{fleet}"
+        self.learner = f"{self.root}/learner"
+        self.policy = f"{self.root}/live/policy"
+        self.edgetpu = f"{self.root}/live/edgetpu"
+        self.any_state = f"{self.root}/d/+/up/state"
+        self.any_xp = f"{self.root}/d/+/up/xp"
+        self.any_need = f"{self.root}/d/+/up/need"
+        self.any_reported = f"{self.root}/d/+/up/reported"
+        self.any_telemetry = f"{self.root}/d/+/up/telemetry"
+        self.any_blob = f"{self.root}/blob/+/+"
+        self.any_tuf = f"{self.root}/tuf/+"
+        self._device_prefix = f"{self.root}/d/"
+
+    def blob(self, sha256: str, offset: int) -> str:
+        """One chunk of a policy file."""
+        return f"{self.root}/blob/{sha256}/{offset}"
+
+    def tuf(self, file: str) -> str:
+        """One file of signed update metadata."""
+        return f"{self.root}/tuf/{file}"
+
+    def state(self, device: str) -> str:
+        """A device's birth and will, retained."""
+        return self._up(device, "state")
+
+    def xp(self, device: str) -> str:
+        """A device's blocks of experience."""
+        return self._up(device, "xp")
+
+    def need(self, device: str) -> str:
+        """The chunks that a device lacks."""
+        return self._up(device, "need")
+
+    def reported(self, device: str) -> str:
+        """A device's part in a rollout, retained."""
+        return self._up(device, "reported")
+
+    def telemetry(self, device: str) -> str:
+        """A device's rates and latencies."""
+        return self._up(device, "telemetry")
+
+    def ack(self, device: str) -> str:
+        """The learner's acks to a device."""
+        return f"{self._device_prefix}{check_name(device, kind='device')}/down/ack"
+
+    def desired(self, device: str) -> str:
+        """A device's target policy, retained."""
+        return f"{self._device_prefix}{check_name(device, kind='device')}/down/desired"
+
+    def device_of(self, topic: str) -> str:
+        """Return the device that a `d/<device>/...` topic belongs to.
+
+        Raises:
+            PayloadRefused: the topic is not one of this fleet's devices.
+        """
+        if topic.startswith(self._device_prefix):
+            device, slash, rest = topic[len(self._device_prefix) :].partition("/")
+            if device and slash and rest:
+                return device
+        raise PayloadRefused(f"topic {topic[:200]!r} is not of a device of fleet {self.fleet!r}")
+
+    def _up(self, device: str, leaf: str) -> str:
+        return f"{self._device_prefix}{check_name(device, kind='device')}/up/{leaf}"
