@@ -1,0 +1,53 @@
+"""Find the TFLite runtime that this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+
+from quarl_device.errors import MissingRuntime, UsageError
+from quarl_device.runtime.protocol import PolicyRuntime
+
+RUNTIME_GROUP = "quarl_device.runtimes"
+_PREFERRED = ("litert", "tflite-runtime")
+
+
+def runtime_names() -> list[str]:
+    """Return the names of all declared runtimes, installed or not, best first."""
+    return [point.name for point in _points()]
+
+
+def find_runtime(name: str | None = None) -> PolicyRuntime:
+    """Return the runtime called `name`, or the first that works here.
+
+    Raises:
+        UsageError: no runtime of this name is declared.
+        MissingRuntime: it, or every one, is not installed or fails to import.
+    """
+    points = _points()
+    if name is not None:
+        chosen = [point for point in points if point.name == name]
+        if not chosen:
+            known = ", ".join(point.name for point in points) or "none"
+            raise UsageError(f"no runtime is called {name[:80]!r}; declared are: {known}")
+        points = chosen
+    failures = []
+    for point in points:
+        try:
+            runtime: PolicyRuntime = point.load()()
+        # A wheel for another C library or another numpy fails in many ways, all of which mean "not this one".
+        except Exception as error:
+            failures.append(f"{point.name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        else:
+            return runtime
+    raise MissingRuntime(
+        f"no TFLite runtime works here ({'; '.join(failures) or 'none is declared'})",
+        hint="pip install ai-edge-litert, or on 32-bit ARM: pip install tflite-runtime 'numpy<2'",
+    )
+
+
+def _points() -> list[EntryPoint]:
+    found: Iterable[EntryPoint] = entry_points(group=RUNTIME_GROUP)
+    unique = {point.name: point for point in found}
+    rank = {name: position for position, name in enumerate(_PREFERRED)}
+    return sorted(unique.values(), key=lambda point: (rank.get(point.name, len(rank)), point.name))
