@@ -50,22 +50,38 @@ class PolicyCheckpoint:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def save_policy(directory: Path, policy: PolicyCheckpoint) -> None:
-    """Write `policy` into `directory`, made if missing, replacing the policy there at once.
+def save_policy(
+    directory: Path,
+    *,
+    snapshot: PolicySnapshot,
+    spec: NetworkSpec,
+    contract: PolicyContract,
+    golden_observations: Mapping[str, NDArray[Any]] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a policy into `directory`, made if missing, replacing the policy there at once.
+
+    Args:
+        directory: where to; the only policy in it.
+        snapshot: see `PolicyCheckpoint`, as all others.
+        spec: the network.
+        contract: of the file to be exported.
+        golden_observations: may be empty; the export then draws some.
+        provenance: JSON values.
 
     Raises:
         CheckpointError: it cannot be written; a policy already there is untouched.
     """
-    golden = {_GOLDEN + key: values for key, values in policy.golden_observations.items()}
-    arrays = pack_arrays({**policy.snapshot.arrays(), **golden})
+    golden = {_GOLDEN + key: values for key, values in (golden_observations or {}).items()}
+    arrays = pack_arrays({**snapshot.arrays(), **golden})
     digest = hashlib.sha256(arrays).hexdigest()
     manifest = {
         "schema": CHECKPOINT_SCHEMA,
         "arrays": _arrays_name(digest),
         "sha256": digest,
-        "network": policy.spec.to_json(),
-        "contract": policy.contract.to_json(),
-        "provenance": dict(policy.provenance),
+        "network": spec.to_json(),
+        "contract": contract.to_json(),
+        "provenance": dict(provenance or {}),
     }
     text = json.dumps(manifest, indent=2, allow_nan=False).encode()
     write_atomic(directory / _arrays_name(digest), arrays, error=CheckpointError, what="policy checkpoint")

@@ -78,6 +78,22 @@ def view(model: bytes | bytearray) -> GraphView:
     )
 
 
+def output_scale(model: bytes, name: str) -> float | None:
+    """Return the scale behind the float output tensor `name`, `None` where the output was never quantized.
+
+    Reads only what it needs: this runs in every push.
+    """
+    root = schema.Model.GetRootAsModel(model, 0)
+    subgraph = root.Subgraphs(0)
+    for place in reversed(range(subgraph.OperatorsLength())):
+        operator = subgraph.Operators(place)
+        if subgraph.Tensors(operator.Outputs(0)).Name() == name.encode():
+            quantization = subgraph.Tensors(operator.Inputs(0)).Quantization()
+            quantized = quantization is not None and quantization.ScaleLength() == 1
+            return float(quantization.Scale(0)) if quantized else None
+    return None
+
+
 def repack(
     model: bytes,
     *,

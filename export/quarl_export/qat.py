@@ -61,7 +61,8 @@ class QatPolicy:
         self.trainable_variables: list[Any] = list(self.model.trainable_variables)
         self.variables: list[Any] = self._arrays() + self._scalars()
         self._read = tf.function(self._read_variables)
-        self._extremes = tf.function(self.head_extremes)
+        batch = tf.TensorSpec((None, spec.observation_size), tf.float32)
+        self._extremes = tf.function(self.head_extremes, input_signature=[batch])
         self.restore(initial_snapshot(spec, seed=seed, normalized=normalize))
 
     def _build(self) -> None:
@@ -173,9 +174,17 @@ class QatPolicy:
         self._head.maximum.assign(max(float(high), 0.0, low + MIN_ACTIVATION_RANGE))
 
     def head_range_from(self, observations: NDArray[np.float32]) -> tuple[float, float]:
-        """Return the exported output's range over recent `observations`, with its margin; sets nothing."""
+        """Set the exported output's range from recent `observations`, with its margin, and return it.
+
+        Args:
+            observations: float32 ``[any, inputs]``, best the same number each time.
+
+        Raises:
+            NonFiniteError: the network's outputs are NaN or Inf.
+        """
         low, high = self._extremes(tf.constant(observations, tf.float32))
-        return float(low.numpy()), float(high.numpy())
+        self.set_head_range(float(low.numpy()), float(high.numpy()))
+        return self.head_range
 
     def update_head_range(self, observations: Any) -> None:
         """Set the head's range from `observations`; may be traced into the learner's own ``tf.function``."""

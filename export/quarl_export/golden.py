@@ -1,0 +1,136 @@
+"""Golden vectors: a few observations, and what the final bytes make of them.
+
+A device repeats them before it acts with a file. The outputs come from running the file itself, one observation at a
+time, never from the network it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quarl_device.contract import PolicyContract
+from quarl_device.errors import ModelFileError, NonFiniteError, UsageError
+from quarl_device.policy_file import GoldenVectors
+from quarl_device.runtime import PolicyRuntime, find_runtime
+from quarl_export.graph import output_scale
+from quarl_export.networks import NetworkSpec
+from quarl_export.snapshot import PolicySnapshot
+
+GOLDEN_COUNT = 8
+
+# The kernels that made the outputs repeat them exactly. Others round the requantization multiplier differently:
+# TFLite's builtin kernels were seen 2-3 LSB off on 8-bit dense networks. A wrong weight or range shows as far more.
+TOLERANCE_LSB = 3
+
+# A float file has no LSB; its kernels differ in the order of sums. This much of its largest output stands for one.
+_FLOAT_LSB = 1e-5
+
+
+def golden_observations(
+    spec: NetworkSpec, snapshot: PolicySnapshot, *, recent: NDArray[np.float32] | None = None
+) -> dict[str, NDArray[np.float32]]:
+    """Return `GOLDEN_COUNT` distinct observations per key, float32 ``[count, inputs]``.
+
+    Args:
+        spec: the network.
+        snapshot: gives the input range and normaliser from which missing observations are drawn.
+        recent: recorded observations, float32 ``[any, inputs]``; taken first, spread over the distinct ones.
+    """
+    size = spec.observation_size
+    recorded = np.zeros((0, size), np.float32) if recent is None else np.unique(recent.astype(np.float32), axis=0)
+    recorded = recorded[np.isfinite(recorded).all(axis=1)]
+    count = min(GOLDEN_COUNT, len(recorded))
+    picked = recorded[np.linspace(0, max(len(recorded) - 1, 0), count).astype(int)]
+    drawn = input_samples(spec, snapshot, count=GOLDEN_COUNT - count, seed=0)
+    return {spec.observations[0].key: np.concatenate([picked, drawn])}
+
+
+def input_samples(spec: NetworkSpec, snapshot: PolicySnapshot, *, count: int, seed: int) -> NDArray[np.float32]:
+    """Return observations, float32 ``[count, inputs]``, that fill the input's quantization range evenly."""
+    rng = np.random.default_rng(seed)
+    low, high = snapshot.ranges[0].tolist()
+    samples = rng.uniform(low, high, (count, spec.observation_size))
+    if snapshot.offset is not None and snapshot.scale is not None:
+        samples = samples / np.where(snapshot.scale == 0.0, 1.0, snapshot.scale) + snapshot.offset
+    return samples.astype(np.float32)
+
+
+def by_key(contract: PolicyContract, observations: Mapping[str, ArrayLike] | ArrayLike) -> dict[str, NDArray[Any]]:
+    """Return `observations` as contiguous float32 arrays by key; a bare array is the only key's.
+
+    Raises:
+        UsageError: keys other than the contract's, or differing or zero counts.
+    """
+    given = observations if isinstance(observations, Mapping) else {contract.observations[0].key: observations}
+    keys = [spec.key for spec in contract.observations]
+    if sorted(given) != sorted(keys):
+        raise UsageError(f"golden observations have keys {sorted(given)}, the contract {sorted(keys)}")
+    arrays = {key: np.ascontiguousarray(given[key], np.float32) for key in keys}
+    for spec in contract.observations:
+        if arrays[spec.key].shape[1:] != spec.shape or not len(arrays[spec.key]):
+            raise UsageError(f"golden observations {spec.key!r} have shape {arrays[spec.key].shape}")
+    if len({len(values) for values in arrays.values()}) != 1:
+        raise UsageError("golden observations differ in count from key to key")
+    return arrays
+
+
+def run_goldens(
+    model: bytes,
+    contract: PolicyContract,
+    observations: Mapping[str, ArrayLike] | ArrayLike,
+    *,
+    runtime: PolicyRuntime | None = None,
+) -> GoldenVectors:
+    """Run `model` on `observations` in the TFLite runtime and return both as golden vectors.
+
+    Args:
+        model: the final bytes.
+        contract: names the tensors.
+        observations: per key float32 ``[count, *shape]``, or one such array for a single key.
+        runtime: default: the first installed.
+
+    Raises:
+        ModelFileError: the runtime does not take the file.
+        NonFiniteError: an output is NaN or Inf.
+    """
+    arrays = by_key(contract, observations)
+    outputs = run_file(model, contract, arrays, runtime=runtime)
+    lsb = {}
+    for role, values in outputs.items():
+        if not np.isfinite(values).all():
+            raise NonFiniteError(f"policy: output {role!r} holds NaN or Inf")
+        scale = output_scale(model, contract.head.outputs[role])
+        lsb[role] = scale or _FLOAT_LSB * max(1.0, float(np.abs(values).max()))
+    return GoldenVectors(observations=arrays, outputs=outputs, lsb=lsb, tolerance_lsb=TOLERANCE_LSB)
+
+
+def run_file(
+    model: bytes,
+    contract: PolicyContract,
+    observations: Mapping[str, NDArray[Any]],
+    *,
+    runtime: PolicyRuntime | None = None,
+) -> dict[str, NDArray[np.float32]]:
+    """Run `model` on each observation alone, as a device does.
+
+    Returns:
+        Per role, float32 ``[count, ...]``.
+
+    Raises:
+        ModelFileError: the runtime does not take the file.
+    """
+    inputs = {spec.key: spec.tensor for spec in contract.observations}
+    roles = dict(contract.head.outputs)
+    loaded = (runtime or find_runtime()).load(model, inputs=list(inputs.values()), outputs=list(roles.values()))
+    rows: dict[str, list[NDArray[np.float32]]] = {role: [] for role in roles}
+    for index in range(len(next(iter(observations.values())))):
+        results = loaded.run({inputs[key]: values[index : index + 1] for key, values in observations.items()})
+        for role, tensor in roles.items():
+            rows[role].append(np.array(results[tensor][0], np.float32))
+    if not all(rows.values()):
+        raise ModelFileError("no observation to run the file on")
+    return {role: np.stack(values) for role, values in rows.items()}

@@ -1,0 +1,33 @@
+"""Writes the contract, golden vectors and provenance into a policy file; `quarl_device.policy_file` reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from quarl_device.contract import Head, Normalizer, PolicyContract
+from quarl_device.policy_file import METADATA_NAME, GoldenVectors, encode_metadata
+from quarl_export.graph import repack
+from quarl_export.networks import NetworkSpec
+
+
+def complete(contract: PolicyContract, spec: NetworkSpec, *, scheme: str, normalized: bool) -> PolicyContract:
+    """Return `contract` with all that the file decides: tensor names, scheme, where it normalises.
+
+    Our files name their input after the observation key and their output after the head. The normaliser's constants
+    stay out of the contract: they are in the graph, and a push changes them there.
+    """
+    observations = tuple(dataclasses.replace(given, tensor=given.key) for given in contract.observations)
+    return dataclasses.replace(
+        contract,
+        scheme=scheme,
+        observations=observations,
+        head=Head(kind=spec.head, outputs={spec.head: spec.head}),
+        normalizer=Normalizer(where="graph" if normalized else "none"),
+    )
+
+
+def attach(model: bytes, contract: PolicyContract, golden: GoldenVectors, provenance: Mapping[str, Any]) -> bytes:
+    """Return `model` with the policy metadata in it; an older entry is replaced."""
+    return repack(model, metadata={METADATA_NAME: encode_metadata(contract, golden, provenance)})

@@ -1,0 +1,57 @@
+"""How far a file and the network it was made of are apart, in steps of the file's own output."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_export.arithmetic import snap_bias, weight_limit, weight_scale
+from quarl_export.networks import NetworkSpec
+from quarl_export.qat import QatPolicy
+from quarl_export.quantizers import MIN_WEIGHT_RANGE
+from quarl_export.sites import range_quantizations
+from quarl_export.snapshot import PolicySnapshot, for_export
+
+Float32 = NDArray[np.float32]
+
+
+def twin_outputs(spec: NetworkSpec, snapshot: PolicySnapshot, observations: Float32) -> Float32:
+    """Return what the fake-quant Keras network makes of `observations`, with its biases on the file's int32 grid.
+
+    Bias rounding is the one thing that fake quantization leaves out; without it the network and a right file agree
+    in every step of the output, and any difference is a fault.
+
+    Args:
+        spec: the network.
+        snapshot: as learned; centred here if the spec says so.
+        observations: float32 ``[batch, inputs]``.
+
+    Returns:
+        float32 ``[batch, actions]``.
+    """
+    policy = QatPolicy(spec, normalize=snapshot.normalized)
+    policy.restore(with_snapped_biases(for_export(spec, snapshot)))
+    outputs: Float32 = policy.export_model(observations, training=False).numpy()
+    return outputs
+
+
+def with_snapped_biases(snapshot: PolicySnapshot) -> PolicySnapshot:
+    """Return `snapshot` with every bias rounded as the file's int32 bias is.
+
+    Raises:
+        PatchError: a range is degenerate, or a bias does not fit.
+    """
+    scales = [quantization.scale for quantization in range_quantizations(snapshot)]
+    biases = []
+    for kernel, bias, input_scale in zip(snapshot.kernels, snapshot.biases, scales[:-1], strict=True):
+        limit = weight_limit(kernel, floor=MIN_WEIGHT_RANGE)
+        biases.append(snap_bias(bias, input_scale * weight_scale(limit)))
+    return dataclasses.replace(snapshot, biases=tuple(biases))
+
+
+def lsb_errors(file_outputs: Float32, network_outputs: Float32, *, lsb: float) -> NDArray[np.int64]:
+    """Return the absolute differences in whole LSB."""
+    differences = np.abs(file_outputs.astype(np.float64) - network_outputs.astype(np.float64)) / lsb
+    return np.rint(differences).astype(np.int64)
