@@ -1,0 +1,555 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from block_factory import ACTION, BOOT, OBSERVATION, SPEC, World, boot_id, payload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quarl_device.contract import ObservationSpec
+from quarl_device.errors import JournalError, UnsupportedSpace, UsageError
+from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.limits import MAX_BLOCK_BYTES
+from quarl_edge.config import TrainConfig
+from quarl_edge.ingest.ingest import MAX_AHEAD, Ingest
+from quarl_edge.ingest.sessions import SessionTable, Verdict
+from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.journal import Journal, iterate
+from quarl_edge.replay.limiter import SampleToInsertRatio, default_error_buffer, smallest_error_buffer
+from quarl_edge.replay.nstep import NStepAssembler
+
+ACCEPT = Verdict.ACCEPT
+CONFIG = TrainConfig(
+    env_id="CartPole-v1",
+    block_steps=8,
+    batch_size=4,
+    updates_per_call=2,
+    samples_per_insert=1.0,
+    learning_starts=16,
+    replay_capacity=1_000,
+    n_step=2,
+    actors=1,
+    journal_segment_bytes=4_096,
+)
+
+
+def open_ingest(directory: Path, **changes: object) -> Ingest:
+    return Ingest.open(CONFIG.replace(**changes), SPEC, directory, epoch=7)
+
+
+@pytest.fixture
+def ingest(tmp_path):
+    opened = open_ingest(tmp_path)
+    yield opened
+    opened.close()
+
+
+def offer_all(ingest: Ingest, device: str, count: int, *, start: int = 0, world: World | None = None, **fields) -> World:
+    world = world or World(1, seed=3)
+    for sequence in range(start, start + count):
+        assert ingest.offer(device, payload(world.block(8, sequence, **fields))) is ACCEPT
+    return world
+
+
+def ring(ingest: Ingest) -> list:
+    replay = ingest.replay
+    batch = replay.sample(1, 400)
+    return [batch.observation.tolist(), batch.reward.tolist(), batch.discount.tolist(), batch.next_observation.tolist()]
+
+
+# -- storing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_becomes_transitions_and_an_ack(ingest):
+    assert ingest.opened("pi", BOOT)
+    ((device, ack),) = ingest.acks()
+    assert (device, ack.boot_id, ack.epoch, ack.inserted, ack.durable) == ("pi", BOOT, 7, -1, -1)
+    assert ack.credit >= 2
+    offer_all(ingest, "pi", 3)
+    ((_, ack),) = ingest.acks()
+    assert (ack.inserted, ack.durable) == (2, 2)
+    assert ack.decode(ack.encode()) == ack
+    assert ingest.acks() == []
+    assert ingest.env_steps == ingest.counters["env_steps"] == 24
+    # n = 2: the last row waits for its second step, unless its episode is over.
+    assert 23 <= len(ingest.replay) <= 24
+    assert ingest.limiter.inserts == len(ingest.replay)
+
+
+def test_w1_a_block_that_comes_twice_is_stored_once(ingest):
+    data = payload(World(1, end_chance=0.0).block(8))
+    assert ingest.offer("pi", data) is ACCEPT
+    ingest.acks()
+    assert ingest.offer("pi", data) is Verdict.DUPLICATE
+    assert (ingest.env_steps, ingest.counters["duplicates"]) == (8, 1)
+    # The ack of the first one was lost, so it is said again.
+    assert [ack.inserted for _, ack in ingest.acks()] == [0]
+    assert len(list(iterate(ingest._journal.directory))) == 1
+
+
+def test_a_gap_is_not_stored_and_says_where_it_stands(ingest):
+    world = offer_all(ingest, "pi", 1)
+    ingest.acks()
+    assert ingest.offer("pi", payload(world.block(8, 2))) is Verdict.GAP
+    assert [ack.inserted for _, ack in ingest.acks()] == [0]
+    assert ingest.counters["gaps"] == 1
+
+
+def test_blocks_of_an_older_life_are_stale(ingest):
+    offer_all(ingest, "pi", 1, boot=boot_id(1))
+    offer_all(ingest, "pi", 1, boot=boot_id(2))
+    assert ingest.offer("pi", payload(World(1).block(8, 1, boot=boot_id(1)))) is Verdict.STALE
+    assert ingest.counters["stale"] == 1
+    assert not ingest.opened("pi", boot_id(1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    order=st.lists(st.integers(0, 9), max_size=60),
+    seed=st.integers(0, 99),
+)
+def test_w1_exactly_once_through_a_bad_broker(tmp_path_factory, order, seed):
+    """Whatever is lost, repeated or reordered on the way, after the resends replay holds every step once."""
+    world = World(1, seed=seed)
+    blocks = [payload(world.block(4, sequence)) for sequence in range(10)]
+    ingest = open_ingest(tmp_path_factory.mktemp("j"), n_step=1)
+    for sequence in order:
+        ingest.offer("pi", blocks[sequence])
+    for _ in range(10):
+        acked = ingest.sessions.expected("pi") or 0
+        for sequence in range(acked, 10):
+            ingest.offer("pi", blocks[sequence])
+    kept = ingest.counters
+    ingest.close()
+    assert kept["blocks"] + kept["lost_blocks"] == 10
+    assert kept["transitions"] == kept["env_steps"] == 4 * kept["blocks"]
+
+
+# -- refusing (W4) -----------------------------------------------------------------------------------------------------
+
+
+def broken(kind: str) -> bytes:
+    block = World(1, end_chance=0.0).block(8, 0)
+    if kind == "nan":
+        block.reward[3, 0] = np.nan
+    elif kind == "action":
+        block.action[3, 0] = 200
+    elif kind == "space":
+        other = BlockSpec(observations=(ObservationSpec(key="observation", shape=(2,), dtype="float64"),), action=ACTION)
+        wide = {"observation": block.observation["observation"].astype(np.float64)}
+        finals = {"observation": block.final_observation["observation"].astype(np.float64)}
+        return BlockCodec(other).encode(dataclasses.replace(block, observation=wide, final_observation=finals))
+    elif kind == "cut":
+        return payload(block)[:-5]
+    elif kind == "huge":
+        return payload(block) + bytes(MAX_BLOCK_BYTES)
+    return payload(block)
+
+
+@pytest.mark.parametrize("kind", ["nan", "action", "space", "cut", "huge"])
+def test_w4_a_payload_that_does_not_hold_is_refused_by_name_and_hurts_nothing(ingest, kind, caplog):
+    assert ingest.offer("bad", broken(kind)) is None
+    assert ingest.refused == {34: 1}
+    assert "payload of bad refused" in caplog.text
+    # Its identity could be read, so the device is told not to send it again.
+    ((device, ack),) = ingest.acks()
+    assert (device, ack.inserted, dict(ack.refused)) == ("bad", 0, {0: 34})
+    offer_all(ingest, "good", 2)
+    assert ingest.offer("bad", payload(World(1).block(8, 1))) is ACCEPT
+    assert ingest.env_steps == 24
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(8), b"\xff" * 100, bytes(2 * MAX_BLOCK_BYTES), b"{}" * 1_000])
+def test_w4_noise_is_refused_and_acknowledged_to_nobody(ingest, data):
+    assert ingest.offer("bad", data) is None
+    assert ingest.refused == {34: 1}
+    assert ingest.acks() == []
+    assert ingest.counters["refused"] == {"34": 1}
+
+
+@settings(max_examples=150, deadline=None)
+@given(place=st.integers(0, 900), value=st.integers(0, 255), cut=st.integers(0, 900))
+def test_w4_damaged_payloads_never_raise(tmp_path_factory, place, value, cut):
+    ingest = open_ingest(tmp_path_factory.mktemp("j"))
+    data = bytearray(payload(World(1).block(8, 0)))
+    data[place % len(data)] = value
+    ingest.offer("pi", bytes(data[: len(data) - cut % len(data)]))
+    assert ingest.offer("other", payload(World(1).block(8, 0))) is ACCEPT
+    ingest.acks()
+    ingest.close()
+
+
+def test_refusals_do_not_flood_the_log(ingest, caplog):
+    for _ in range(200):
+        ingest.offer("bad", b"noise")
+    assert ingest.refused == {34: 200}
+    assert len(caplog.records) < 30
+
+
+# -- the journal fails -------------------------------------------------------------------------------------------------
+
+
+def test_w2_what_the_journal_refuses_is_neither_stored_nor_acknowledged(ingest, monkeypatch, caplog):
+    world = offer_all(ingest, "pi", 2)
+    ingest.acks()
+    steps, inserted = ingest.env_steps, ingest.replay.inserted
+    data = payload(world.block(8, 2))
+
+    def full(_device: str, _payload: bytes) -> int:
+        raise JournalError("journal cannot be written: /somewhere: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest._journal, "append", full)
+        for _ in range(3):
+            assert ingest.offer("pi", data) is None
+        assert "No space left" in ingest.blocked
+        assert "/somewhere" in ingest.blocked
+        assert [ack.durable for _, ack in ingest.acks()] in ([], [1])
+        assert (ingest.env_steps, ingest.replay.inserted) == (steps, inserted)
+    assert caplog.text.count("not stored") == 1
+    # Space is there again: the resend goes on as if nothing had been.
+    assert ingest.offer("pi", data) is ACCEPT
+    assert ingest.blocked == ""
+    assert [(ack.inserted, ack.durable) for _, ack in ingest.acks()] == [(2, 2)]
+
+
+# -- credit ------------------------------------------------------------------------------------------------------------
+
+
+def credits(ingest: Ingest) -> dict[str, int]:
+    return {device: ack.credit for device, ack in ingest.acks()}
+
+
+def test_credit_shares_the_room_and_stops_at_the_window(ingest):
+    for device in ("a", "b"):
+        ingest.opened(device, BOOT)
+    room = ingest.limiter.insert_room()
+    granted = credits(ingest)
+    assert granted == {"a": room // 2 // 8, "b": room // 2 // 8}
+    assert granted["a"] >= 2
+    sent = {"a": 0, "b": 0}
+    worlds = {"a": World(1, seed=1), "b": World(1, seed=2)}
+    for _ in range(1_000):
+        ready = [device for device in sent if sent[device] < granted[device]]
+        if not ready:
+            break
+        offer_all(ingest, ready[0], 1, start=sent[ready[0]], world=worlds[ready[0]])
+        sent[ready[0]] += 1
+        granted |= credits(ingest)
+    assert ready == [], "the learner does not learn, so credit must end"
+    assert ingest.limiter.insert_room() == 0
+    assert ingest.limiter.can_sample(8)
+    while ingest.limiter.can_sample(8):
+        ingest.limiter.sample(8)
+    assert all(credit > sent[device] for device, credit in credits(ingest).items())
+
+
+def test_a_dead_device_gives_its_share_back_and_gets_no_acks(ingest):
+    for device in ("a", "b"):
+        ingest.opened(device, BOOT)
+    before = credits(ingest)
+    ingest.closed("b")
+    after = credits(ingest)
+    assert after["a"] > before["a"]
+    assert "b" not in after
+    ingest.closed("nobody")
+    # A block that was under way brings it back.
+    offer_all(ingest, "b", 1)
+    assert "b" in credits(ingest)
+
+
+def test_a_renewed_birth_is_answered(ingest):
+    ingest.opened("a", BOOT)
+    first = ingest.acks()
+    assert ingest.acks() == []
+    ingest.opened("a", BOOT)
+    assert ingest.acks() == first
+    ingest.opened("b", BOOT, 40)
+    acks = dict(ingest.acks())
+    assert acks["b"].inserted == 39
+    assert acks["b"].credit > 40
+
+
+def test_credit_is_capped(tmp_path):
+    ingest = open_ingest(tmp_path, learning_starts=1_000)
+    ingest.opened("a", BOOT)
+    assert credits(ingest) == {"a": MAX_AHEAD}
+    ingest.close()
+
+
+def test_an_evicted_device_is_no_longer_live(tmp_path):
+    ingest = Ingest(
+        SPEC,
+        sessions=SessionTable(1, max_devices=2),
+        journal=Journal(tmp_path),
+        assembler=NStepAssembler(1, 0.9),
+        replay=ReplayBuffer(100, observation=OBSERVATION, action=ACTION, seed=0),
+        limiter=SampleToInsertRatio(1.0, 10, 100.0),
+    )
+    for device in ("a", "b", "c"):
+        ingest.opened(device, BOOT)
+    assert set(credits(ingest)) == {"b", "c"}
+    ingest.limiter.sample(50)
+    assert set(credits(ingest)) == {"b", "c"}
+    ingest.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    spi=st.sampled_from([0.5, 1.0, 8.0, 32.0]),
+    starts=st.integers(1, 200),
+    steps=st.integers(1, 12),
+    envs=st.integers(1, 3),
+    actors=st.integers(1, 4),
+    sample_unit=st.integers(1, 600),
+    n_step=st.integers(1, 3),
+    default=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_actors_and_learner_never_wait_in_a_circle(
+    tmp_path_factory, spi, starts, steps, envs, actors, sample_unit, n_step, default, seed
+):
+    """A simulated learner and actors in any order, acks arriving late: samples go on, and the ratio holds."""
+    unit = steps * envs
+    buffer = (
+        default_error_buffer(spi, insert_unit=unit, sample_unit=sample_unit, actors=actors)
+        if default
+        else smallest_error_buffer(spi, insert_unit=unit, sample_unit=sample_unit)
+    )
+    limiter = SampleToInsertRatio(spi, starts, buffer, insert_unit=unit, sample_unit=sample_unit)
+    ingest = Ingest(
+        SPEC,
+        sessions=SessionTable(1),
+        journal=Journal(tmp_path_factory.mktemp("j")),
+        assembler=NStepAssembler(n_step, 0.9),
+        replay=ReplayBuffer(10_000, observation=OBSERVATION, action=ACTION, seed=0),
+        limiter=limiter,
+        block_transitions=unit,
+    )
+    worlds = {f"a{i}": World(envs, seed=seed + i) for i in range(actors)}
+    sequence = dict.fromkeys(worlds, 0)
+    credit = dict.fromkeys(worlds, 0)
+    for name in worlds:
+        ingest.opened(name, BOOT)
+    rng = np.random.default_rng(seed)
+    idle, widest = 0, limiter.insert_room()
+    for _ in range(250):
+        widest = max(widest, limiter.insert_room())
+        ready = [name for name in worlds if sequence[name] < credit[name]]
+        moved = False
+        if ready and (rng.random() < 0.5 or not limiter.can_sample(sample_unit)):
+            name = ready[int(rng.integers(len(ready)))]
+            assert ingest.offer(name, payload(worlds[name].block(steps, sequence[name]))) is ACCEPT
+            sequence[name] += 1
+            moved = True
+        elif limiter.can_sample(sample_unit):
+            limiter.sample(sample_unit)
+            moved = True
+        if not moved or rng.random() < 0.3:
+            credit |= credits(ingest)
+        idle = 0 if moved else idle + 1
+        assert idle < 2, f"standstill: {limiter.why_blocked(sample_unit)}"
+    ingest.close()
+    # Overshoot: what idle actors hold was once room, or one block for each.
+    off = limiter.inserts * spi - limiter.samples - spi * starts
+    assert off <= buffer + spi * (widest + unit * (actors + 1))
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_ordinary_resume_brings_everything_back(tmp_path):
+    ingest = open_ingest(tmp_path)
+    worlds = {name: World(1, seed=i) for i, name in enumerate(("a", "b"))}
+    for sequence in range(20):
+        for name, world in worlds.items():
+            offer_all(ingest, name, 1, start=sequence, world=world)
+    ingest.limiter.sample(40)
+    with ingest.paused() as cut:
+        state = ingest.replay.random_state()
+    for name, world in worlds.items():
+        offer_all(ingest, name, 3, start=20, world=world)
+    wanted_counters, total = ingest.counters, ingest.replay.inserted
+    ingest.replay.set_random_state(state)
+    wanted = ring(ingest)
+    acks = {name: ingest.sessions.ack(name) for name in worlds}
+    ingest.close()
+
+    again = open_ingest(tmp_path)
+    rebuilt = again.rebuild()
+    again.replay.set_random_state(state)
+    again.limiter.restore_samples(cut.limiter["samples"])
+    assert (rebuilt.blocks, rebuilt.env_steps, rebuilt.discarded_bytes, rebuilt.torn_bytes) == (46, 368, 0, 0)
+    assert ring(again) == wanted
+    assert again.counters == wanted_counters
+    assert (again.limiter.inserts, again.limiter.samples) == (total, 40)
+    for name, world in worlds.items():
+        assert again.sessions.ack(name).inserted == acks[name].inserted == 22
+        assert again.offer(name, payload(World(1).block(8, 22))) is Verdict.DUPLICATE
+        # The waiting rows of before go on in the next block.
+        offer_all(again, name, 1, start=23, world=world)
+    again.close()
+
+
+def test_w2_everything_acknowledged_as_durable_is_there_after_a_crash(tmp_path):
+    ingest = open_ingest(tmp_path)
+    offer_all(ingest, "pi", 15)
+    ((_, ack),) = ingest.acks()
+    # As kill -9 does: nothing is closed or synced, only the lock goes with the process.
+    import os
+
+    os.close(ingest._journal._lock)
+    again = open_ingest(tmp_path)
+    again.rebuild()
+    assert again.sessions.ack("pi").inserted >= ack.durable == 14
+    assert again.env_steps == 15 * 8
+    ingest._journal._lock = -1
+    ingest.close()
+    again.close()
+
+
+def test_a_refused_block_does_not_stop_a_resume(tmp_path):
+    """The refusal was acknowledged and is in no journal: the actor cannot send that block again."""
+    ingest = open_ingest(tmp_path)
+    world = offer_all(ingest, "pi", 2)
+    bad = world.block(8, 2)
+    bad.reward[0, 0] = np.inf
+    assert ingest.offer("pi", payload(bad)) is None
+    ingest.close()
+    again = open_ingest(tmp_path)
+    again.rebuild()
+    assert again.offer("pi", payload(world.block(8, 3, base=3))) is ACCEPT
+    again.close()
+
+
+def test_a_lockstep_resume_discards_what_came_after(tmp_path):
+    ingest = open_ingest(tmp_path)
+    world = offer_all(ingest, "pi", 12)
+    with ingest.paused() as cut:
+        state = ingest.replay.random_state()
+        wanted = ring(ingest)
+        counters = ingest.counters
+    assert cut.env_steps == 96
+    offer_all(ingest, "pi", 9, start=12, world=world)
+    ingest.close()
+
+    again = open_ingest(tmp_path)
+    rebuilt = again.rebuild(until=cut.journal_position)
+    again.replay.set_random_state(state)
+    assert rebuilt.discarded_bytes > 0
+    assert ring(again) == wanted
+    assert again.counters == counters == cut.counters
+    assert again._journal.position == cut.journal_position
+    # The actor is a new process and begins anew; so it did in the run that was never interrupted.
+    offer_all(again, "pi", 1, boot=boot_id(5))
+    again.close()
+
+
+def test_old_segments_go_and_the_ring_still_lies_as_it_did(tmp_path):
+    ingest = open_ingest(tmp_path, replay_capacity=100, n_step=3)
+    world = World(2, seed=4)
+    for sequence in range(300):
+        offer_all(ingest, "pi", 1, start=sequence, world=world)
+        if sequence % 50 == 49:
+            with ingest.paused() as cut:
+                state = ingest.replay.random_state()
+            wanted = ring(ingest)
+    segments = len(list(tmp_path.glob("*.qj")))
+    assert segments < 40
+    assert next(iterate(tmp_path)).position > 0
+    counters = cut.counters
+    ingest.close()
+
+    again = open_ingest(tmp_path, replay_capacity=100, n_step=3)
+    again.rebuild(until=cut.journal_position)
+    again.replay.set_random_state(state)
+    assert ring(again) == wanted
+    assert again.replay.inserted == counters["transitions"]
+    assert again.env_steps == cut.env_steps == 300 * 16
+    assert again.limiter.inserts == cut.limiter["inserts"]
+    again.close()
+
+
+def test_the_checkpoint_before_the_last_can_still_be_resumed(tmp_path):
+    ingest = open_ingest(tmp_path, replay_capacity=100)
+    world = World(1, seed=4)
+    cuts = []
+    for sequence in range(400):
+        offer_all(ingest, "pi", 1, start=sequence, world=world)
+        if sequence % 40 == 39:
+            with ingest.paused() as cut:
+                cuts.append((cut, ingest.replay.random_state()))
+                wanted = cuts[-2:], ring(ingest) if sequence == 359 else None
+            if sequence == 359:
+                previous = wanted[1]
+    ingest.close()
+    cut, state = cuts[-2]
+    again = open_ingest(tmp_path, replay_capacity=100)
+    again.rebuild(until=cut.journal_position)
+    again.replay.set_random_state(state)
+    assert ring(again) == previous
+    again.close()
+
+
+def test_a_journal_of_other_spaces_is_refused(tmp_path):
+    ingest = open_ingest(tmp_path)
+    offer_all(ingest, "pi", 1)
+    ingest.close()
+    other = BlockSpec(observations=(ObservationSpec(key="observation", shape=(3,)),), action=ACTION)
+    again = Ingest.open(CONFIG, other, tmp_path, epoch=1)
+    with pytest.raises(JournalError, match="does not fit this environment"):
+        again.rebuild()
+    again.close()
+
+
+def test_an_empty_journal_rebuilds_to_nothing(ingest):
+    rebuilt = ingest.rebuild()
+    assert (rebuilt.blocks, rebuilt.transitions, len(ingest.replay)) == (0, 0, 0)
+    ingest.sync()
+
+
+# -- construction and threads --------------------------------------------------------------------------------------------
+
+
+def test_refuses_a_window_that_could_deadlock(tmp_path):
+    with pytest.raises(UsageError, match="wait for each other"):
+        open_ingest(tmp_path, error_buffer=2.0)
+
+
+def test_refuses_what_replay_cannot_hold(tmp_path):
+    keys = tuple(ObservationSpec(key=key, shape=(1,)) for key in "ab")
+    with pytest.raises(UnsupportedSpace, match="one observation key"):
+        Ingest.open(CONFIG, BlockSpec(observations=keys, action=ACTION), tmp_path, epoch=1)
+
+
+def test_link_and_learner_threads_together(ingest):
+    world = World(1, seed=1)
+    blocks = [payload(world.block(8, sequence)) for sequence in range(300)]
+    acked: list[int] = []
+    failures: list[BaseException] = []
+
+    def learner() -> None:
+        try:
+            while not acked or acked[-1] < 299:
+                acked.extend(ack.inserted for _, ack in ingest.acks())
+                ingest.sync()
+                if ingest.limiter.can_sample(8):
+                    ingest.replay.sample(2, 4)
+                    ingest.limiter.sample(8)
+                with ingest.paused() as cut:
+                    assert cut.env_steps == 8 * cut.counters["blocks"]
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    thread = threading.Thread(target=learner, daemon=True)
+    thread.start()
+    for data in blocks:
+        assert ingest.offer("pi", data) is ACCEPT
+    thread.join(30)
+    assert not thread.is_alive()
+    assert failures == []
+    assert acked == sorted(acked)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from block_factory import boot_id
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quarl_device.errors import JournalError
+from quarl_edge.ingest.sessions import MAX_GAP_REPEATS, MAX_OLD_BOOTS, MAX_REFUSED, SessionTable, Verdict
+
+A, B = boot_id(1), boot_id(2)
+ACCEPT, DUPLICATE, GAP, STALE = Verdict.ACCEPT, Verdict.DUPLICATE, Verdict.GAP, Verdict.STALE
+
+
+def test_w1_the_same_block_twice_is_accepted_once():
+    table = SessionTable()
+    assert table.admit("d", A, 0, 0) is ACCEPT
+    assert table.admit("d", A, 0, 0) is DUPLICATE
+    assert table.admit("d", A, 1, 0) is ACCEPT
+    assert table.admit("d", A, 0, 0) is DUPLICATE
+    assert table.admit("other", A, 0, 0) is ACCEPT
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    base=st.integers(0, 5),
+    arrivals=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12)), max_size=60),
+)
+def test_w1_whatever_the_broker_does(base, arrivals):
+    """Duplicated, reordered, lost, of two lives: accepted sequences ascend, once each, without unexplained holes."""
+    table = SessionTable()
+    accepted: dict[int, list[int]] = {0: [], 1: []}
+    for life, sequence in arrivals:
+        if sequence >= base and table.admit("d", boot_id(life), sequence, base) is ACCEPT:
+            accepted[life].append(sequence)
+    for sequences in accepted.values():
+        assert sequences == sorted(set(sequences))
+    assert sum(max(s) - base + 1 for s in accepted.values() if s) == sum(map(len, accepted.values())) + table.lost
+
+
+def test_w2_durable_covers_only_what_was_accepted():
+    table = SessionTable(epoch=9)
+    table.open("d", A)
+    assert (table.ack("d").inserted, table.ack("d").durable) == (-1, -1)
+    assert table.examine("d", A, 0, 0) is ACCEPT
+    assert table.ack("d").durable == -1, "examined is not accepted"
+    table.accept("d")
+    assert table.admit("d", A, 2, 0) is GAP
+    ack = table.ack("d")
+    assert (ack.boot_id, ack.epoch, ack.inserted, ack.durable) == (A, 9, 0, 0)
+
+
+def test_an_unknown_life_begins_at_its_base():
+    table = SessionTable()
+    assert table.admit("d", A, 7, 5) is GAP
+    assert table.expected("d") == 5
+    assert [table.admit("d", A, s, 5) for s in (5, 6, 7)] == [ACCEPT] * 3
+    assert table.expected("nobody") is None
+
+
+def test_an_announced_base_counts_before_the_first_block():
+    table = SessionTable()
+    assert table.open("d", A, 40)
+    assert table.expected("d") == 40
+    assert table.grant("d", 2)
+    ack = table.ack("d")
+    assert (ack.inserted, ack.credit) == (39, 42)
+    # An older birth that comes late takes nothing back.
+    table.open("d", A, 3)
+    assert table.expected("d") == 40
+
+
+def test_base_moves_a_known_life_over_what_the_actor_has_freed():
+    table = SessionTable()
+    table.admit("d", A, 0, 0)
+    assert table.admit("d", A, 5, 5) is ACCEPT
+    assert table.lost == 4
+    assert table.admit("d", A, 4, 0) is DUPLICATE
+
+
+def test_declared_dropped_ranges_are_passed():
+    table = SessionTable()
+    table.admit("d", A, 0, 0)
+    assert table.admit("d", A, 4, 0, [(1, 3)]) is ACCEPT
+    assert table.lost == 3
+    # A range right behind the block, and one behind that.
+    assert table.admit("d", A, 5, 0, [(8, 9), (6, 7)]) is ACCEPT
+    assert table.ack("d").inserted == 9
+    # A range that has been received by now, or lies ahead, changes nothing.
+    assert table.admit("d", A, 10, 0, [(2, 4), (20, 30)]) is ACCEPT
+    assert table.ack("d").inserted == 10
+
+
+def test_a_range_declared_in_a_block_that_is_too_early_counts():
+    table = SessionTable()
+    table.admit("d", A, 0, 0)
+    assert table.admit("d", A, 4, 0, [(1, 2)]) is GAP
+    assert table.expected("d") == 3
+
+
+def test_what_never_comes_is_given_up_in_the_end():
+    """An actor whose payloads still name an old base must not wait for ever."""
+    table = SessionTable()
+    assert table.admit("d", A, 9, 5) is GAP
+    for _ in range(MAX_GAP_REPEATS - 2):
+        # What lies behind it comes again too, and says nothing.
+        assert table.admit("d", A, 10, 5) is GAP
+        assert table.admit("d", A, 9, 5) is GAP
+    assert table.admit("d", A, 10, 5) is GAP
+    assert table.admit("d", A, 9, 5) is ACCEPT
+    assert table.lost == 4
+    assert table.admit("d", A, 8, 5) is DUPLICATE
+
+
+def test_a_resend_from_the_missing_block_is_no_sign_of_loss():
+    table = SessionTable()
+    table.admit("d", A, 0, 0)
+    for _ in range(10):
+        assert table.admit("d", A, 3, 0) is GAP
+        if table.expected("d") == 1:
+            assert table.admit("d", A, 2, 0) is GAP
+        if table.admit("d", A, 1, 0) is ACCEPT:
+            break
+    assert table.admit("d", A, 2, 0) is ACCEPT
+    assert table.lost == 0
+
+
+def test_a_late_block_of_a_life_that_is_over_is_stale():
+    table = SessionTable()
+    table.admit("d", A, 0, 0)
+    assert table.admit("d", B, 0, 0) is ACCEPT
+    assert table.admit("d", A, 1, 0) is STALE
+    assert not table.open("d", A)
+    assert table.ack("d").boot_id == B
+    assert table.admit("d", B, 1, 0) is ACCEPT
+
+
+def test_old_lives_are_remembered_within_bounds():
+    table = SessionTable()
+    for life in range(100):
+        assert table.admit("d", boot_id(life), 0, 0) is ACCEPT
+    assert len(table.snapshot()["d"]["old"]) == MAX_OLD_BOOTS
+    assert table.admit("d", boot_id(90), 1, 0) is STALE
+
+
+def test_refused_blocks_are_done_with_and_named():
+    table = SessionTable()
+    table.admit("d", A, 0, 0)
+    assert table.refuse("d", A, 1, 0, code=34) is ACCEPT
+    ack = table.ack("d")
+    assert (ack.inserted, ack.refused) == (1, {1: 34})
+    assert table.refuse("d", A, 1, 0, code=34) is DUPLICATE
+    assert table.refuse("d", A, 9, 0, code=34) is GAP
+    assert table.admit("d", A, 2, 0) is ACCEPT
+    for sequence in range(3, 300):
+        table.refuse("d", A, sequence, 0, code=34)
+    assert len(table.ack("d").refused) == MAX_REFUSED
+    assert table.ack("d").decode(table.ack("d").encode()) == table.ack("d")
+    table.admit("d", B, 0, 0)
+    assert table.ack("d").refused == {}
+
+
+def test_credit_is_never_taken_back():
+    table = SessionTable()
+    table.open("d", A)
+    assert table.grant("d", 4)
+    assert not table.grant("d", 2)
+    assert table.ack("d").credit == 4
+    for sequence in range(4):
+        table.admit("d", A, sequence, 0)
+    assert table.ack("d").credit == 4
+    assert table.grant("d", 1)
+    assert table.ack("d").credit == 5
+    table.open("d", B)
+    assert table.ack("d").credit == 0
+
+
+def test_memory_is_bounded_and_the_quietest_goes_first():
+    table = SessionTable(max_devices=3)
+    for device in "abc":
+        table.admit(device, A, 0, 0)
+    table.admit("a", A, 1, 0)
+    table.admit("d", A, 0, 0)
+    assert len(table) == 3
+    assert "b" not in table
+    assert "a" in table
+    # A forgotten device goes on where it stands.
+    assert table.admit("b", A, 5, 5) is ACCEPT
+
+
+def test_snapshot_comes_back_through_json():
+    table = SessionTable()
+    table.admit("a", A, 0, 0)
+    table.admit("a", B, 0, 0)
+    table.open("b", A)
+    other = SessionTable()
+    other.restore(json.loads(json.dumps(table.snapshot())))
+    assert other.snapshot() == table.snapshot()
+    assert other.admit("a", A, 1, 0) is STALE
+    assert other.admit("a", B, 0, 0) is DUPLICATE
+    assert other.admit("a", B, 1, 0) is ACCEPT
+    assert other.expected("b") is None
+
+
+@pytest.mark.parametrize("entry", [None, 3, {}, {"boot": 1, "next": 0, "old": []}, {"boot": A, "next": "x", "old": []}])
+def test_a_damaged_snapshot_is_refused(entry):
+    with pytest.raises(JournalError, match="session table"):
+        SessionTable().restore({"d": entry})
