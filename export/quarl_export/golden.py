@@ -6,6 +6,7 @@ time, never from the network it was made of.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +61,7 @@ def input_samples(spec: NetworkSpec, snapshot: PolicySnapshot, *, count: int, se
 
 
 def by_key(contract: PolicyContract, observations: Mapping[str, ArrayLike] | ArrayLike) -> dict[str, NDArray[Any]]:
-    """Return `observations` as contiguous float32 arrays by key; a bare array is the only key's.
+    """Return `observations` as arrays of the contract's dtypes by key; a bare array is the only key's.
 
     Raises:
         UsageError: keys other than the contract's, or differing or zero counts.
@@ -69,7 +70,7 @@ def by_key(contract: PolicyContract, observations: Mapping[str, ArrayLike] | Arr
     keys = [spec.key for spec in contract.observations]
     if sorted(given) != sorted(keys):
         raise UsageError(f"golden observations have keys {sorted(given)}, the contract {sorted(keys)}")
-    arrays = {key: np.ascontiguousarray(given[key], np.float32) for key in keys}
+    arrays = {spec.key: np.ascontiguousarray(given[spec.key], spec.dtype) for spec in contract.observations}
     for spec in contract.observations:
         if arrays[spec.key].shape[1:] != spec.shape or not len(arrays[spec.key]):
             raise UsageError(f"golden observations {spec.key!r} have shape {arrays[spec.key].shape}")
@@ -90,7 +91,7 @@ def run_goldens(
     Args:
         model: the final bytes.
         contract: names the tensors.
-        observations: per key float32 ``[count, *shape]``, or one such array for a single key.
+        observations: per key ``[count, *shape]``, or one such array for a single key.
         runtime: default: the first installed.
 
     Raises:
@@ -106,6 +107,12 @@ def run_goldens(
         scale = output_scale(model, contract.head.outputs[role])
         lsb[role] = scale or _FLOAT_LSB * max(1.0, float(np.abs(values).max()))
     return GoldenVectors(observations=arrays, outputs=outputs, lsb=lsb, tolerance_lsb=TOLERANCE_LSB)
+
+
+@functools.lru_cache(maxsize=1)
+def _default_runtime() -> PolicyRuntime:
+    # Looking through the installed entry points takes longer than a whole push.
+    return find_runtime()
 
 
 def run_file(
@@ -125,10 +132,11 @@ def run_file(
     """
     inputs = {spec.key: spec.tensor for spec in contract.observations}
     roles = dict(contract.head.outputs)
-    loaded = (runtime or find_runtime()).load(model, inputs=list(inputs.values()), outputs=list(roles.values()))
+    loaded = (runtime or _default_runtime()).load(model, inputs=list(inputs.values()), outputs=list(roles.values()))
+    singles = {key: np.ascontiguousarray(values, np.float32) for key, values in observations.items()}
     rows: dict[str, list[NDArray[np.float32]]] = {role: [] for role in roles}
-    for index in range(len(next(iter(observations.values())))):
-        results = loaded.run({inputs[key]: values[index : index + 1] for key, values in observations.items()})
+    for index in range(len(next(iter(singles.values())))):
+        results = loaded.run({inputs[key]: values[index : index + 1] for key, values in singles.items()})
         for role, tensor in roles.items():
             rows[role].append(np.array(results[tensor][0], np.float32))
     if not all(rows.values()):
