@@ -10,8 +10,8 @@ Credit: with `room` transitions of room in the limiter and L live devices, a dev
 Whenever the learner has to wait (its difference is less than one `sample_unit` above the lower bound) ``room > 0``
 holds, because ``2 * error_buffer >= sample_unit + samples_per_insert * insert_unit``: every live device may send, and
 nobody waits for anybody in a circle. What idle devices hold is not counted against busy ones, so that a slow board
-never holds up a fast one; inserts may overshoot the window by what the idle ones hold, which was room once, or one block
-each.
+never holds up a fast one; inserts may overshoot the window by what the idle ones hold, which was room once, or one
+block each.
 """
 
 from __future__ import annotations

@@ -1,14 +1,5 @@
 """The journal: every accepted payload, in order of arrival, in segment files. Replay is rebuilt from it.
 
-Layout of a segment ``<first position, 20 digits>.qj``::
-
-    b"QJNL", u8 schema, 3 zero bytes, u64 first position, u32 header length, u32 crc32 of the header,
-    header: JSON {"items": items before this segment, "snapshot": what the owner knew before this segment}
-    records: u32 length, u32 crc32, then `length` bytes: u16 device name length, device name, payload
-
-Integers are little-endian. A position is a byte offset in the concatenation of all segments that ever were: it names a
-record, grows with every append, and survives the deletion of old segments.
-
 What survives what: a record is handed to the operating system before `append` returns, so it survives ``kill -9`` of
 the learner. fsync runs when a segment ends, in `sync` (checkpoints) and at most every `fsync_interval_s` while records
 come in, so a power cut loses at most that much of the tail. The torn tail that one leaves is cut off at the last whole
@@ -19,131 +10,39 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import json
 import logging
 import os
-import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import JournalError
 from quarl_device.files import sync_directory
-from quarl_device.wire.limits import MAX_BLOCK_BYTES
+from quarl_edge.replay.segments import (
+    FIXED,
+    JOURNAL_SCHEMA,
+    MAGIC,
+    MAX_HEADER_BYTES,
+    MAX_RECORD_BYTES,
+    NAME,
+    RECORD,
+    SUFFIX,
+    Record,
+    Segment,
+    header_is_whole,
+    iterate,
+    read_segments,
+    scan,
+)
+
+__all__ = ["Journal", "Record", "Segment", "iterate", "read_segments"]
 
 _LOG = logging.getLogger(__name__)
 
-JOURNAL_SCHEMA = 1
-MAX_RECORD_BYTES = MAX_BLOCK_BYTES + 1024
-MAX_HEADER_BYTES = 16 * 1024 * 1024
-_MAGIC = b"QJNL"
-_FIXED = struct.Struct("<4sB3xQII")
-_RECORD = struct.Struct("<II")
-_NAME = struct.Struct("<H")
-_SUFFIX = ".qj"
-_READ_BYTES = 1024 * 1024
-
 Snapshot = Callable[[], tuple[int, Mapping[str, Any]]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """One journalled payload.
-
-    Attributes:
-        position: of its first byte.
-        end: position after its last byte.
-        device: that sent it.
-        payload: as it came.
-    """
-
-    position: int
-    end: int
-    device: str
-    payload: bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """One segment file.
-
-    Attributes:
-        path: where it is.
-        first: position of its first byte.
-        size_bytes: of the file, header included.
-        items: items that the owner had counted before it.
-        snapshot: what the owner knew before it.
-        header_bytes: before the first record.
-    """
-
-    path: Path
-    first: int
-    size_bytes: int
-    items: int
-    header_bytes: int
-    snapshot: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def end(self) -> int:
-        """Position after its last byte."""
-        return self.first + self.size_bytes
-
-    def records(self, start: int = 0) -> Iterator[Record]:
-        """Yield the records from position `start` on.
-
-        Raises:
-            JournalError: a record is damaged; says where.
-        """
-        offset = self.header_bytes
-        for device, payload, end in _scan(self.path, self.header_bytes, self.size_bytes):
-            if self.first + offset >= start:
-                yield Record(position=self.first + offset, end=self.first + end, device=device, payload=payload)
-            offset = end
-        if offset != self.size_bytes:
-            raise JournalError(f"journal damaged: {self.path} holds no whole record at byte {offset:,}")
-
-
-def read_segments(directory: Path) -> list[Segment]:
-    """Return the segments of a journal, oldest first, without locking or mending anything.
-
-    Raises:
-        JournalError: unreadable, a header does not hold, or a segment between two others is missing.
-    """
-    try:
-        paths = sorted(path for path in directory.iterdir() if path.suffix == _SUFFIX)
-    except FileNotFoundError:
-        return []
-    except OSError as cause:
-        raise JournalError(f"journal cannot be read: {directory}: {cause.strerror}") from cause
-    segments = [_read_header(path) for path in paths]
-    for before, after in itertools.pairwise(segments):
-        if before.end != after.first:
-            raise JournalError(f"journal damaged: {before.path} ends at {before.end:,}, not at {after.first:,}")
-    return segments
-
-
-def iterate(directory: Path, start: int = 0) -> Iterator[Record]:
-    """Yield the records of a journal from position `start` on: a data set in order of arrival.
-
-    Reads what was there at the call, and may run beside the learner that writes.
-
-    Raises:
-        JournalError: unreadable or damaged before the last segment's tail.
-    """
-    segments = read_segments(directory)
-    for segment in segments:
-        if segment.end <= start:
-            continue
-        try:
-            yield from segment.records(start)
-        except JournalError:
-            # The writer may be in the middle of a record, or was when the power went.
-            if segment is not segments[-1]:
-                raise
 
 
 class Journal:
@@ -219,7 +118,7 @@ class Journal:
         if not self._segments:
             return []
         last = self._segments[-1]
-        return [*self._segments[:-1], _resized(last, self._size)]
+        return [*self._segments[:-1], last.resized(self._size)]
 
     def append(self, device: str, payload: bytes) -> int:
         """Write one record; it survives the death of this process from here on.
@@ -233,11 +132,11 @@ class Journal:
         if self._file < 0 or self._size >= self._segment_bytes:
             self._rotate()
         name = device.encode()
-        body = _NAME.pack(len(name)) + name
+        body = NAME.pack(len(name)) + name
         length = len(body) + len(payload)
         if not 0 < len(name) < 256 or length > MAX_RECORD_BYTES:
             raise JournalError(f"a record of {length:,} bytes from {device[:80]!r} does not fit the journal")
-        head = _RECORD.pack(length, zlib.crc32(payload, zlib.crc32(body))) + body
+        head = RECORD.pack(length, zlib.crc32(payload, zlib.crc32(body))) + body
         self._write(head, payload)
         self._dirty = True
         self.sync_if_due()
@@ -299,7 +198,7 @@ class Journal:
             while self._segments and self._segments[-1].first >= position:
                 self._segments.pop().path.unlink()
             if self._segments:
-                last = self._segments[-1] = _resized(self._segments[-1], position - self._segments[-1].first)
+                last = self._segments[-1] = self._segments[-1].resized(position - self._segments[-1].first)
                 os.truncate(last.path, last.size_bytes)
                 self._size = last.size_bytes
                 self._reopen(last)
@@ -347,8 +246,8 @@ class Journal:
 
     def _open_segments(self) -> list[Segment]:
         """Read all headers, and cut a torn tail off the last segment."""
-        paths = sorted(path for path in self._directory.iterdir() if path.suffix == _SUFFIX)
-        while paths and not _header_is_whole(paths[-1]):
+        paths = sorted(path for path in self._directory.iterdir() if path.suffix == SUFFIX)
+        while paths and not header_is_whole(paths[-1]):
             # The power went while the segment was begun: no record can be in it.
             self.torn_bytes += paths[-1].stat().st_size
             paths.pop().unlink()
@@ -357,12 +256,12 @@ class Journal:
             return []
         last = segments[-1]
         end = last.header_bytes
-        for _, _, after in _scan(last.path, last.header_bytes, last.size_bytes):
+        for _, _, after in scan(last.path, last.header_bytes, last.size_bytes):
             end = after
         if end < last.size_bytes:
             self.torn_bytes += last.size_bytes - end
             os.truncate(last.path, end)
-            segments[-1] = _resized(last, end)
+            segments[-1] = last.resized(end)
         if self.torn_bytes:
             _LOG.warning("journal %s: a torn tail of %d bytes was cut off", self._directory, self.torn_bytes)
         self._reopen(segments[-1])
@@ -377,8 +276,8 @@ class Journal:
         header = json.dumps({"items": items, "snapshot": snapshot}, separators=(",", ":")).encode()
         if len(header) > MAX_HEADER_BYTES:
             raise JournalError(f"journal {self._directory}: a header of {len(header):,} bytes is over its cap")
-        start = _FIXED.pack(_MAGIC, JOURNAL_SCHEMA, first, len(header), zlib.crc32(header)) + header
-        path = self._directory / f"{first:020d}{_SUFFIX}"
+        start = FIXED.pack(MAGIC, JOURNAL_SCHEMA, first, len(header), zlib.crc32(header)) + header
+        path = self._directory / f"{first:020d}{SUFFIX}"
         self._close_segment()
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -391,7 +290,7 @@ class Journal:
                 path.unlink()
             raise self._failure(cause) from cause
         if self._segments:
-            self._segments[-1] = _resized(self._segments[-1], self._size)
+            self._segments[-1] = self._segments[-1].resized(self._size)
         self._segments.append(
             Segment(
                 path=path, first=first, size_bytes=len(start), items=items, header_bytes=len(start), snapshot=snapshot
@@ -432,69 +331,3 @@ def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-
-
-def _resized(segment: Segment, size_bytes: int) -> Segment:
-    return Segment(
-        path=segment.path,
-        first=segment.first,
-        size_bytes=size_bytes,
-        items=segment.items,
-        header_bytes=segment.header_bytes,
-        snapshot=segment.snapshot,
-    )
-
-
-def _header_is_whole(path: Path) -> bool:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        fixed = file.read(_FIXED.size)
-    if len(fixed) < _FIXED.size or not any(fixed):
-        return False
-    length: int = _FIXED.unpack(fixed)[3]
-    return size >= _FIXED.size + length
-
-
-def _read_header(path: Path) -> Segment:
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            magic, schema, first, length, crc = _FIXED.unpack(file.read(_FIXED.size))
-            if magic != _MAGIC or schema != JOURNAL_SCHEMA:
-                raise JournalError(f"journal damaged: {path} is no segment of schema {JOURNAL_SCHEMA}")
-            header = file.read(length) if length <= MAX_HEADER_BYTES else b""
-        if zlib.crc32(header) != crc or len(header) != length:
-            raise JournalError(f"journal damaged: the header of {path} does not hold")
-        data = json.loads(header)
-        return Segment(
-            path=path,
-            first=first,
-            size_bytes=size,
-            items=int(data["items"]),
-            header_bytes=_FIXED.size + length,
-            snapshot=data["snapshot"],
-        )
-    except OSError as cause:
-        raise JournalError(f"journal cannot be read: {path}: {cause.strerror}") from cause
-    except (struct.error, ValueError, KeyError, TypeError) as cause:
-        raise JournalError(f"journal damaged: the header of {path} does not hold: {cause}") from cause
-
-
-def _scan(path: Path, offset: int, size: int) -> Iterator[tuple[str, bytes, int]]:
-    """Yield (device, payload, offset after it) of each whole record, and stop at the first that is not."""
-    try:
-        with path.open("rb", buffering=_READ_BYTES) as file:
-            file.seek(offset)
-            while size - offset >= _RECORD.size:
-                length, crc = _RECORD.unpack(file.read(_RECORD.size))
-                if not _NAME.size < length <= min(MAX_RECORD_BYTES, size - offset - _RECORD.size):
-                    return
-                body = file.read(length)
-                (named,) = _NAME.unpack_from(body)
-                if len(body) < length or zlib.crc32(body) != crc or _NAME.size + named > length:
-                    return
-                offset += _RECORD.size + length
-                device = body[_NAME.size : _NAME.size + named].decode("utf-8", "replace")
-                yield device, body[_NAME.size + named :], offset
-    except OSError as cause:
-        raise JournalError(f"journal cannot be read: {path}: {cause.strerror}") from cause

@@ -70,7 +70,9 @@ class World:
         for rows in self.rows:
             rows.append(None)
 
-    def block(self, steps: int, sequence: int = 0, *, boot: str = BOOT, resets: tuple[int, ...] = (), **fields) -> Block:
+    def block(
+        self, steps: int, sequence: int = 0, *, boot: str = BOOT, resets: tuple[int, ...] = (), **fields
+    ) -> Block:
         shape = (steps, self.num_envs)
         observation = np.zeros((steps + 1, self.num_envs, 2), np.float32)
         observation[:, :, 0] = np.arange(self.num_envs)

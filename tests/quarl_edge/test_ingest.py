@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from pathlib import Path
 
@@ -48,7 +49,9 @@ def ingest(tmp_path):
     opened.close()
 
 
-def offer_all(ingest: Ingest, device: str, count: int, *, start: int = 0, world: World | None = None, **fields) -> World:
+def offer_all(
+    ingest: Ingest, device: str, count: int, *, start: int = 0, world: World | None = None, **fields
+) -> World:
     world = world or World(1, seed=3)
     for sequence in range(start, start + count):
         assert ingest.offer(device, payload(world.block(8, sequence, **fields))) is ACCEPT
@@ -139,7 +142,9 @@ def broken(kind: str) -> bytes:
     elif kind == "action":
         block.action[3, 0] = 200
     elif kind == "space":
-        other = BlockSpec(observations=(ObservationSpec(key="observation", shape=(2,), dtype="float64"),), action=ACTION)
+        other = BlockSpec(
+            observations=(ObservationSpec(key="observation", shape=(2,), dtype="float64"),), action=ACTION
+        )
         wide = {"observation": block.observation["observation"].astype(np.float64)}
         finals = {"observation": block.final_observation["observation"].astype(np.float64)}
         return BlockCodec(other).encode(dataclasses.replace(block, observation=wide, final_observation=finals))
@@ -220,7 +225,7 @@ def test_w2_what_the_journal_refuses_is_neither_stored_nor_acknowledged(ingest, 
 # -- credit ------------------------------------------------------------------------------------------------------------
 
 
-def credits(ingest: Ingest) -> dict[str, int]:
+def credits_of(ingest: Ingest) -> dict[str, int]:
     return {device: ack.credit for device, ack in ingest.acks()}
 
 
@@ -228,7 +233,7 @@ def test_credit_shares_the_room_and_stops_at_the_window(ingest):
     for device in ("a", "b"):
         ingest.opened(device, BOOT)
     room = ingest.limiter.insert_room()
-    granted = credits(ingest)
+    granted = credits_of(ingest)
     assert granted == {"a": room // 2 // 8, "b": room // 2 // 8}
     assert granted["a"] >= 2
     sent = {"a": 0, "b": 0}
@@ -239,27 +244,27 @@ def test_credit_shares_the_room_and_stops_at_the_window(ingest):
             break
         offer_all(ingest, ready[0], 1, start=sent[ready[0]], world=worlds[ready[0]])
         sent[ready[0]] += 1
-        granted |= credits(ingest)
+        granted |= credits_of(ingest)
     assert ready == [], "the learner does not learn, so credit must end"
     assert ingest.limiter.insert_room() == 0
     assert ingest.limiter.can_sample(8)
     while ingest.limiter.can_sample(8):
         ingest.limiter.sample(8)
-    assert all(credit > sent[device] for device, credit in credits(ingest).items())
+    assert all(credit > sent[device] for device, credit in credits_of(ingest).items())
 
 
 def test_a_dead_device_gives_its_share_back_and_gets_no_acks(ingest):
     for device in ("a", "b"):
         ingest.opened(device, BOOT)
-    before = credits(ingest)
+    before = credits_of(ingest)
     ingest.closed("b")
-    after = credits(ingest)
+    after = credits_of(ingest)
     assert after["a"] > before["a"]
     assert "b" not in after
     ingest.closed("nobody")
     # A block that was under way brings it back.
     offer_all(ingest, "b", 1)
-    assert "b" in credits(ingest)
+    assert "b" in credits_of(ingest)
 
 
 def test_a_renewed_birth_is_answered(ingest):
@@ -277,7 +282,7 @@ def test_a_renewed_birth_is_answered(ingest):
 def test_credit_is_capped(tmp_path):
     ingest = open_ingest(tmp_path, learning_starts=1_000)
     ingest.opened("a", BOOT)
-    assert credits(ingest) == {"a": MAX_AHEAD}
+    assert credits_of(ingest) == {"a": MAX_AHEAD}
     ingest.close()
 
 
@@ -292,9 +297,9 @@ def test_an_evicted_device_is_no_longer_live(tmp_path):
     )
     for device in ("a", "b", "c"):
         ingest.opened(device, BOOT)
-    assert set(credits(ingest)) == {"b", "c"}
+    assert set(credits_of(ingest)) == {"b", "c"}
     ingest.limiter.sample(50)
-    assert set(credits(ingest)) == {"b", "c"}
+    assert set(credits_of(ingest)) == {"b", "c"}
     ingest.close()
 
 
@@ -350,7 +355,7 @@ def test_actors_and_learner_never_wait_in_a_circle(
             limiter.sample(sample_unit)
             moved = True
         if not moved or rng.random() < 0.3:
-            credit |= credits(ingest)
+            credit |= credits_of(ingest)
         idle = 0 if moved else idle + 1
         assert idle < 2, f"standstill: {limiter.why_blocked(sample_unit)}"
     ingest.close()
@@ -400,8 +405,6 @@ def test_w2_everything_acknowledged_as_durable_is_there_after_a_crash(tmp_path):
     offer_all(ingest, "pi", 15)
     ((_, ack),) = ingest.acks()
     # As kill -9 does: nothing is closed or synced, only the lock goes with the process.
-    import os
-
     os.close(ingest._journal._lock)
     again = open_ingest(tmp_path)
     again.rebuild()
@@ -483,9 +486,8 @@ def test_the_checkpoint_before_the_last_can_still_be_resumed(tmp_path):
         if sequence % 40 == 39:
             with ingest.paused() as cut:
                 cuts.append((cut, ingest.replay.random_state()))
-                wanted = cuts[-2:], ring(ingest) if sequence == 359 else None
-            if sequence == 359:
-                previous = wanted[1]
+                if sequence == 359:
+                    previous = ring(ingest)
     ingest.close()
     cut, state = cuts[-2]
     again = open_ingest(tmp_path, replay_capacity=100)
@@ -512,7 +514,7 @@ def test_an_empty_journal_rebuilds_to_nothing(ingest):
     ingest.sync()
 
 
-# -- construction and threads --------------------------------------------------------------------------------------------
+# -- construction and threads ---------------------------------------------------------------------------------------
 
 
 def test_refuses_a_window_that_could_deadlock(tmp_path):
@@ -542,7 +544,7 @@ def test_link_and_learner_threads_together(ingest):
                     ingest.limiter.sample(8)
                 with ingest.paused() as cut:
                     assert cut.env_steps == 8 * cut.counters["blocks"]
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             failures.append(error)
 
     thread = threading.Thread(target=learner, daemon=True)

@@ -84,7 +84,8 @@ def test_a_torn_tail_costs_only_the_torn_record(tmp_path, cut, count, reopenings
         whole.append(journal.position)
         journal.close()
     if size < path.stat().st_size and cut:
-        assert len(content(journal := Journal(directory))) == len(whole)
+        journal = Journal(directory)
+        assert len(content(journal)) == len(whole)
         journal.close()
 
 
@@ -150,7 +151,7 @@ def test_a_damaged_header_is_an_error(tmp_path, where):
     data = bytearray(path.read_bytes())
     data[where] ^= 0x10
     path.write_bytes(data)
-    with pytest.raises(JournalError, match="damaged|position"):
+    with pytest.raises(JournalError, match=r"damaged|position"):
         Journal(tmp_path).truncate(-1)
 
 

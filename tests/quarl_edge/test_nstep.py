@@ -145,8 +145,9 @@ def _one_env(**flags: list[bool]) -> Block:
     block = world.block(steps)
     observation = np.zeros((steps + 1, 1, 2), np.float32)
     observation[:, 0, 1] = np.arange(steps + 1)
-    ended = [bool(flags.get("terminated", [0] * steps)[t] or flags.get("truncated", [0] * steps)[t]) for t in range(steps)]
-    index = np.array([(t, 0) for t in range(steps) if ended[t]], np.int32).reshape(-1, 2)
+    no = [0] * steps
+    ended = np.logical_or(flags.get("terminated", no), flags.get("truncated", no))
+    index = np.array([(t, 0) for t in np.flatnonzero(ended)], np.int32).reshape(-1, 2)
     return dataclasses.replace(
         block,
         observation={"observation": observation},
@@ -177,6 +178,26 @@ def test_one_step_takes_the_final_observation_and_not_the_reset_one():
     got = NStepAssembler(1, 0.5).push("d", _one_env(truncated=[0, 1, 0], start=[1, 0, 1]))
     np.testing.assert_array_equal(got.next_observation[:, 1], [1, 101, 3])
     np.testing.assert_allclose(got.discount, [0.5, 0.5, 0.5])
+
+
+def test_a_dummy_row_is_never_crossed_even_without_an_end_before_it():
+    assembler = NStepAssembler(2, 0.5)
+    got = assembler.push("d", _one_env(valid=[1, 1, 0, 1, 1, 1], start=[1, 0, 0, 0, 0, 0]))
+    np.testing.assert_array_equal(got.observation[:, 1], [0, 3, 4])
+    assert assembler.dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("boot", "sequence", "dropped"), [(boot_id(1), 1, 0), (boot_id(2), 1, 2), (boot_id(1), 2, 2), (boot_id(1), 0, 2)]
+)
+def test_only_the_next_block_of_the_same_life_continues(boot, sequence, dropped):
+    """Also where no `start` flag gives the cut away."""
+    assembler = NStepAssembler(3, 0.5)
+    world = World(1, end_chance=0.0)
+    assembler.push("d", world.block(4, 0, boot=boot_id(1)))
+    got = assembler.push("d", world.block(4, sequence, boot=boot))
+    assert assembler.dropped == dropped
+    assert len(got) == 4 - dropped
 
 
 def test_dtypes_and_order():

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quarl_device.errors import CheckpointError, UsageError
+from quarl_edge.config import TrainConfig, make_config, parse_setting, preset_names, read_preset
+
+MINIMAL = TrainConfig(env_id="CartPole-v1")
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_makes_a_valid_config_that_round_trips(name):
+    config = make_config("CartPole-v1", preset=name, settings=["seed=3"])
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert config.seed == 3
+    assert config.env_id == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "dimensions"), [("CartPole-v1", 4), ("Acrobot-v1", 6), ("MountainCar-v0", 2), ("LunarLander-v3", 8)]
+)
+def test_presets_normalise_each_dimension(env_id, dimensions):
+    config = make_config(env_id)
+    assert len(config.observation_scale) == len(config.observation_offset) == dimensions
+
+
+def test_layers_later_ones_win():
+    assert make_config("Nothing-v0").batch_size == read_preset("default")["batch_size"]
+    assert make_config("Acrobot-v1").batch_size == 128
+    assert make_config("Acrobot-v1", preset="CartPole-v1").batch_size == 64
+    assert make_config("Acrobot-v1", asked={"batch_size": 32}).batch_size == 32
+    assert make_config("Acrobot-v1", asked={"batch_size": 32}, settings=["batch_size=16"]).batch_size == 16
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(UsageError, match="did you mean 'CartPole-v1'"):
+        make_config("X-v0", preset="Cartpole-v1")
+    with pytest.raises(UsageError, match="unknown setting 'worms'"):
+        make_config("X-v0", asked={"worms": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("hidden=128,128", (128, 128)),
+        ("hidden=64", (64,)),
+        ("hidden = (64, 32,)", (64, 32)),
+        ("steps=50_000", 50_000),
+        ("steps=1e5", 100_000),
+        ("learning_rate=2.3e-3", 2.3e-3),
+        ("huber_delta=1", 1.0),
+        ("double_q=false", False),
+        ("double_q=True", True),
+        ("goal_return=none", None),
+        ("goal_return=-100", -100.0),
+        ("observation_scale=None", None),
+        ("observation_scale=1,0.5", (1.0, 0.5)),
+        ("algorithm=dqn", "dqn"),
+        ("error_buffer=", None),
+    ],
+)
+def test_settings_are_read_by_the_type_of_the_field(text, value):
+    name, found = parse_setting(text)
+    assert found == value
+    assert type(found) is type(value)
+    assert name == text.split("=", maxsplit=1)[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hidden", "expected key=value"),
+        ("hiden=64", "did you mean 'hidden'"),
+        ("learning_rat=1", "did you mean 'learning_rate'"),
+        ("zzzzzz=1", "unknown setting 'zzzzzz'"),
+        ("steps=many", "expected a whole number"),
+        ("steps=1.5", "expected a whole number"),
+        ("steps=inf", "expected a whole number"),
+        ("steps=none", "expected a whole number"),
+        ("double_q=maybe", "expected true or false"),
+        ("learning_rate=fast", "expected a number"),
+        ("goal_return=high", "expected a number, or none"),
+        ("hidden=64,x", "expected numbers with commas"),
+        ("env_id=CartPole-v1", "argument"),
+    ],
+)
+def test_a_bad_setting_says_what_was_expected(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_setting(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env_id": ""}, "env_id"),
+        ({"algorithm": "ppo"}, "expected one of dqn"),
+        ({"seed": -1}, "seed = -1: expected at least 0"),
+        ({"seed": True}, "seed = True: expected a whole number"),
+        ({"steps": 0}, "steps = 0: expected at least 1"),
+        ({"steps": 1.0}, "expected a whole number"),
+        ({"hidden": ()}, "expected 1..16 layers"),
+        ({"hidden": (64, 0)}, "hidden"),
+        ({"hidden": [64]}, "expected numbers"),
+        ({"learning_rate": 0.0}, "learning_rate = 0.0: expected above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan: expected a number"),
+        ({"discount": 1.01}, "discount = 1.01: expected at least 0 and at most 1"),
+        ({"exploration_final": -0.1}, "exploration_final"),
+        ({"double_q": 1}, "expected true or false"),
+        ({"learning_starts": 200_000}, "at most replay_capacity"),
+        ({"target_period_updates": 0, "target_tau": 0.0}, "would never change"),
+        ({"lockstep": True, "actors": 2}, "one actor"),
+        ({"observation_offset": (0.0,)}, "both or neither"),
+        ({"observation_scale": (1.0, 0.0)}, "other than 0"),
+        ({"observation_scale": (1.0, 1.0), "observation_offset": (0.0,)}, "one value"),
+        ({"observation_scale": (float("inf"),)}, "expected numbers"),
+        ({"goal_return": float("inf")}, "goal_return"),
+        ({"worms": 3}, "unknown setting"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named_with_its_range(changes, message):
+    with pytest.raises(UsageError, match=message):
+        MINIMAL.replace(**changes)
+
+
+def test_is_frozen_and_keyword_only():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MINIMAL.seed = 3
+    with pytest.raises(TypeError):
+        TrainConfig("CartPole-v1")
+
+
+def test_every_field_is_documented():
+    for field in dataclasses.fields(TrainConfig):
+        assert f"        {field.name}: " in TrainConfig.__doc__
+
+
+@given(steps=st.integers(0, 10**7))
+def test_epsilon_falls_once_and_stays(steps):
+    config = MINIMAL.replace(exploration_initial=1.0, exploration_final=0.04, exploration_steps=8_000)
+    epsilon = config.epsilon(steps)
+    assert 0.04 <= epsilon <= 1.0
+    assert config.epsilon(steps + 100) <= epsilon
+
+
+def test_epsilon_by_hand():
+    config = MINIMAL.replace(exploration_initial=1.0, exploration_final=0.2, exploration_steps=1_000)
+    assert [config.epsilon(s) for s in (0, 500, 1_000, 9_999)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
+
+
+def test_updates_per_step():
+    assert MINIMAL.replace(samples_per_insert=32.0, batch_size=64).updates_per_step == 0.5
+
+
+def test_a_stored_config_of_another_version_says_which():
+    stored = {**MINIMAL.to_json(), "version": "9.9.9", "worms": 3}
+    with pytest.raises(CheckpointError, match=r"unknown key 'worms'.*written by quarl-edge 9\.9\.9"):
+        TrainConfig.from_json(stored)
+    with pytest.raises(CheckpointError, match=r"schema 2.*9\.9\.9"):
+        TrainConfig.from_json({**MINIMAL.to_json(), "schema": 2, "version": "9.9.9"})
+
+
+@pytest.mark.parametrize("stored", [None, [], "x", {}, {"schema": 1}])
+def test_a_stored_config_that_does_not_hold(stored):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        TrainConfig.from_json(stored)
+
+
+def test_a_stored_value_that_does_not_hold_is_named():
+    with pytest.raises(CheckpointError, match="steps = 'x'"):
+        TrainConfig.from_json({**MINIMAL.to_json(), "steps": "x"})

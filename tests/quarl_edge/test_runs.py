@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from quarl_device.errors import CheckpointError, RunNotFound, UsageError
+from quarl_edge.config import TrainConfig
+from quarl_edge.runs import RunDirectory, latest, latest_policy, run_name
+
+CONFIG = TrainConfig(env_id="CartPole-v1", seed=3)
+NOON = datetime(2026, 1, 2, 12, 30, 5, tzinfo=UTC)
+
+
+def with_policy(run: RunDirectory) -> RunDirectory:
+    run.policy.mkdir()
+    (run.policy / "policy.json").write_text("{}")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        ("CartPole-v1", "CartPole-v1-dqn-20260102T123005Z-s3"),
+        ("ALE/Pong-v5", "ALE_Pong-v5-dqn-20260102T123005Z-s3"),
+        ("../../etc", "etc-dqn-20260102T123005Z-s3"),
+        ("..", "env-dqn-20260102T123005Z-s3"),
+        ("Ünder wörld", "nder_w_rld-dqn-20260102T123005Z-s3"),
+    ],
+)
+def test_names(env_id, name):
+    assert run_name(CONFIG.replace(env_id=env_id), NOON) == name
+
+
+def test_time_in_the_name_is_utc():
+    assert run_name(CONFIG, NOON.astimezone(timezone(timedelta(hours=9)))) == run_name(CONFIG, NOON)
+
+
+def test_create_writes_the_config_and_open_reads_it(tmp_path):
+    run = RunDirectory.create(CONFIG, root=tmp_path / "runs", now=NOON)
+    assert run.path == tmp_path / "runs" / "CartPole-v1-dqn-20260102T123005Z-s3"
+    again = RunDirectory.open(run.path)
+    assert again.config == CONFIG
+    parts = [again.checkpoints, again.policy, again.journal, again.tensorboard, again.logs]
+    assert [part.name for part in parts] == ["checkpoints", "policy", "journal", "tb", "logs"]
+    assert {part.parent for part in parts} == {run.path}
+
+
+def test_two_runs_of_one_second_do_not_meet(tmp_path):
+    paths = {RunDirectory.create(CONFIG, root=tmp_path, now=NOON).path for _ in range(3)}
+    assert len(paths) == 3
+
+
+def test_a_path_of_ones_own(tmp_path):
+    run = RunDirectory.create(CONFIG, path=tmp_path / "a" / "mine")
+    assert run.path == tmp_path / "a" / "mine"
+    with pytest.raises(UsageError, match=r"not empty.*--resume"):
+        RunDirectory.create(CONFIG, path=run.path)
+    (tmp_path / "empty").mkdir()
+    RunDirectory.create(CONFIG, path=tmp_path / "empty")
+
+
+def test_a_path_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be made"):
+        RunDirectory.create(CONFIG, path=tmp_path / "file")
+    with pytest.raises(UsageError, match="cannot be made"):
+        RunDirectory.create(CONFIG, root=tmp_path / "file" / "runs")
+
+
+def test_open_without_a_run(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(RunNotFound, match="quarl-edge demo"):
+            RunDirectory.open(path)
+
+
+def test_a_damaged_config(tmp_path):
+    run = RunDirectory.create(CONFIG, root=tmp_path)
+    (run.path / "config.json").write_text("{")
+    with pytest.raises(RunNotFound, match="damaged"):
+        _ = RunDirectory.open(run.path).config
+    (run.path / "config.json").write_text(json.dumps({**CONFIG.to_json(), "new": 1, "version": "7.0"}))
+    with pytest.raises(CheckpointError, match=r"7\.0"):
+        _ = RunDirectory.open(run.path).config
+    (run.path / "config.json").write_bytes(b" " * 100_000)
+    with pytest.raises(RunNotFound, match="cap"):
+        _ = RunDirectory.open(run.path).config
+
+
+def test_latest_is_the_newest_with_a_policy(tmp_path):
+    old = with_policy(RunDirectory.create(CONFIG, root=tmp_path, now=NOON))
+    new = with_policy(
+        RunDirectory.create(CONFIG.replace(env_id="Acrobot-v1"), root=tmp_path, now=NOON + timedelta(hours=1))
+    )
+    RunDirectory.create(CONFIG, root=tmp_path, now=NOON + timedelta(hours=2))
+    (tmp_path / "stray").write_text("")
+    (tmp_path / "no-run").mkdir()
+    # The time of the run decides, not when its policy was last touched.
+    os.utime(old.policy / "policy.json", (2e9, 2e9))
+    assert latest(tmp_path).path == new.path
+    assert latest_policy(root=tmp_path) == new.policy
+
+
+def test_latest_with_names_of_ones_own(tmp_path):
+    with_policy(RunDirectory.create(CONFIG, root=tmp_path, now=NOON))
+    mine = with_policy(RunDirectory.create(CONFIG, path=tmp_path / "mine"))
+    os.utime(mine.path / "config.json", (NOON.timestamp() + 60, NOON.timestamp() + 60))
+    assert latest(tmp_path).path == mine.path
+    os.utime(mine.path / "config.json", (NOON.timestamp() - 60, NOON.timestamp() - 60))
+    assert latest(tmp_path).path != mine.path
+
+
+def test_no_run_says_how_to_make_one(tmp_path):
+    RunDirectory.create(CONFIG, root=tmp_path)
+    for root in (tmp_path, tmp_path / "none"):
+        with pytest.raises(RunNotFound, match="quarl-edge demo"):
+            latest(root)
+
+
+def test_a_source_may_be_a_run_or_a_policy(tmp_path):
+    run = with_policy(RunDirectory.create(CONFIG, root=tmp_path))
+    assert latest_policy(source=run.path) == run.policy
+    assert latest_policy(source=run.policy) == run.policy
+    with pytest.raises(RunNotFound, match="no run and no policy"):
+        latest_policy(source=tmp_path)
+    bare = RunDirectory.create(CONFIG, path=tmp_path / "bare")
+    with pytest.raises(RunNotFound, match="not kept a policy yet"):
+        latest_policy(source=bare.path)
