@@ -11,7 +11,9 @@ Rules:
   anything twice.
 * A refused block counts as done with: the actor must not send it again.
 * A block that an actor begins with again and again, although an earlier one is missing, says that it has nothing
-  earlier: `MAX_GAP_REPEATS` times, and the missing ones are counted as lost. Nothing waits for ever.
+  earlier: `MAX_GAP_REPEATS` times, and the missing ones are counted as lost. Nothing waits for ever. In a life of which
+  nothing was accepted yet, `FRESH_GAP_REPEATS` are enough: a payload that is sent again may carry the `base` of when it
+  was made, and a new learner has only that to go by.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ MAX_DEVICES = 4_096
 MAX_OLD_BOOTS = 16
 MAX_REFUSED = 64
 MAX_GAP_REPEATS = 4
+FRESH_GAP_REPEATS = 2
 
 
 class Verdict(enum.Enum):
@@ -52,6 +55,7 @@ class _Session:
         lost: blocks that its actor can no longer send and that never came.
         gap: lowest sequence seen beyond the expected one since the last accepted block, -1 for none.
         gap_seen: how often it was seen.
+        fresh: no block of this life was accepted yet.
     """
 
     boot_id: str
@@ -62,10 +66,12 @@ class _Session:
     lost: int = 0
     gap: int = -1
     gap_seen: int = 0
+    fresh: bool = True
 
     def begin(self, boot_id: str) -> None:
         self.old_boots = [*self.old_boots, self.boot_id][-MAX_OLD_BOOTS:]
         self.boot_id, self.expected, self.credit, self.gap = boot_id, None, 0, -1
+        self.fresh = True
         self.refused.clear()
 
     def skip(self, base: int, dropped: Sequence[tuple[int, int]]) -> None:
@@ -85,7 +91,8 @@ class _Session:
             self.gap, self.gap_seen = sequence, 0
         if sequence == self.gap:
             self.gap_seen += 1
-        return sequence == self.gap and self.gap_seen >= MAX_GAP_REPEATS
+        enough = FRESH_GAP_REPEATS if self.fresh else MAX_GAP_REPEATS
+        return sequence == self.gap and self.gap_seen >= enough
 
 
 class SessionTable:
@@ -157,7 +164,7 @@ class SessionTable:
         expected = (session.expected or 0) + 1
         session.expected = expected
         session.skip(expected, dropped)
-        session.gap = -1
+        session.gap, session.fresh = -1, False
         session.credit = max(session.credit, session.expected)
 
     def admit(
@@ -242,7 +249,8 @@ class SessionTable:
                 boot_id, expected, old = entry["boot"], entry["next"], entry["old"]
                 if not (isinstance(boot_id, str) and all(isinstance(boot, str) for boot in old)):
                     raise TypeError("a boot id is not a string")
-                sessions[device] = _Session(boot_id, None if expected is None else int(expected), old_boots=list(old))
+                known = None if expected is None else int(expected)
+                sessions[device] = _Session(boot_id, known, old_boots=list(old), fresh=known is None)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise JournalError(f"the journal's session table does not hold for {device!r}: {error!r}") from error
         self._sessions = sessions

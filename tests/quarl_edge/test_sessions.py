@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quarl_device.errors import JournalError
-from quarl_edge.ingest.sessions import MAX_GAP_REPEATS, MAX_OLD_BOOTS, MAX_REFUSED, SessionTable, Verdict
+from quarl_edge.ingest.sessions import (
+    FRESH_GAP_REPEATS,
+    MAX_GAP_REPEATS,
+    MAX_OLD_BOOTS,
+    MAX_REFUSED,
+    SessionTable,
+    Verdict,
+)
 
 A, B = boot_id(1), boot_id(2)
 ACCEPT, DUPLICATE, GAP, STALE = Verdict.ACCEPT, Verdict.DUPLICATE, Verdict.GAP, Verdict.STALE
@@ -103,15 +110,26 @@ def test_a_range_declared_in_a_block_that_is_too_early_counts():
 def test_what_never_comes_is_given_up_in_the_end():
     """An actor whose payloads still name an old base must not wait for ever."""
     table = SessionTable()
-    assert table.admit("d", A, 9, 5) is GAP
-    for _ in range(MAX_GAP_REPEATS - 2):
+    table.admit("d", A, 5, 5)
+    for _ in range(MAX_GAP_REPEATS - 1):
+        assert table.admit("d", A, 9, 5) is GAP
         # What lies behind it comes again too, and says nothing.
         assert table.admit("d", A, 10, 5) is GAP
-        assert table.admit("d", A, 9, 5) is GAP
-    assert table.admit("d", A, 10, 5) is GAP
     assert table.admit("d", A, 9, 5) is ACCEPT
-    assert table.lost == 4
+    assert table.lost == 3
     assert table.admit("d", A, 8, 5) is DUPLICATE
+
+
+def test_a_new_learner_soon_believes_where_a_running_actor_stands():
+    table = SessionTable()
+    for _ in range(FRESH_GAP_REPEATS - 1):
+        assert table.admit("d", A, 9, 5) is GAP
+        assert table.admit("d", A, 10, 5) is GAP
+    assert table.admit("d", A, 9, 5) is ACCEPT
+    assert table.admit("d", A, 10, 5) is ACCEPT
+    # From the second block on it takes more to give one up, and a new life is fresh again.
+    assert [table.admit("d", A, 12, 5) for _ in range(FRESH_GAP_REPEATS)] == [GAP] * FRESH_GAP_REPEATS
+    assert [table.admit("d", B, 2, 0) for _ in range(FRESH_GAP_REPEATS)][-1] is ACCEPT
 
 
 def test_a_resend_from_the_missing_block_is_no_sign_of_loss():
