@@ -96,9 +96,7 @@ def _find_spec(env_id: str) -> GymnasiumSpec:
         with _quiet():
             return gymnasium.spec(env_id)
     except (gymnasium.error.Error, ImportError, ValueError) as error:
-        raise UnknownEnvironment(
-            f"environment {env_id[:MAX_ENV_ID]!r} cannot be found: {_first_line(error)}"
-        ) from error
+        raise UnknownEnvironment(f"environment {env_id[:MAX_ENV_ID]!r} cannot be found: {first_line(error)}") from error
 
 
 def spaces_to_specs(
@@ -227,19 +225,20 @@ def _making(spec: EnvSpec) -> Iterator[None]:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(
-            f"environment {spec.env_id!r} needs a package that is not installed: {_first_line(error)}"
+            f"environment {spec.env_id!r} needs a package that is not installed: {first_line(error)}"
         ) from error
     except gymnasium.error.UnregisteredEnv as error:
-        raise UnknownEnvironment(f"environment {spec.env_id!r} cannot be made: {_first_line(error)}") from error
+        raise UnknownEnvironment(f"environment {spec.env_id!r} cannot be made: {first_line(error)}") from error
     # The constructor is anybody's code: whatever it raises becomes one line that says what was asked for.
     except Exception as error:
         given = f" with {dict(spec.kwargs)}" if spec.kwargs else ""
         raise EnvironmentMisbehaved(
-            f"environment {spec.env_id!r} cannot be made{given}: {type(error).__name__}: {_first_line(error)}"
+            f"environment {spec.env_id!r} cannot be made{given}: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return an exception's first line, or its class's name, for use in one of our messages."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
 
@@ -331,7 +330,7 @@ class VectorAdapter:
 
 
 def _stepping_failed(what: str, error: BaseException) -> EnvironmentMisbehaved:
-    return EnvironmentMisbehaved(f"an environment raised in {what}(): {type(error).__name__}: {_first_line(error)}")
+    return EnvironmentMisbehaved(f"an environment raised in {what}(): {type(error).__name__}: {first_line(error)}")
 
 
 def _gather(final: Any, rows: NDArray[np.intp], space: gymnasium.Space[Any]) -> Any:

@@ -19,6 +19,12 @@ from quarl_device.flatbuffer import Graph, Operator, Tensor
 MAX_TENSOR_ELEMENTS = 16 * 1024 * 1024
 MAX_ACTIVATION_BYTES = 256 * 1024 * 1024
 MAX_WINDOW = 1024
+# XNNPACK dies on scales that are not normal numbers.
+MIN_SCALE = 1e-12
+MAX_SCALE = 1e12
+# Kernels keep the ratio of input to output scales as a multiplier with a shift, and abort when it overflows.
+MAX_RESCALE = 2.0**20
+MAX_FACTOR = 1000.0
 
 _ITEM_BYTES: Mapping[str, int] = {"float32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1, "int16": 2, "bool": 1}
 _VALUES = ("float32", "int8", "uint8", "int16")
@@ -92,8 +98,10 @@ def _check_quantization(tensor: Tensor, where: str) -> None:
         0 <= quantization.axis < len(tensor.shape) and tensor.shape[quantization.axis] == channels
     ):
         raise ModelFileError(f"{where} has {channels} scales on axis {quantization.axis} of shape {tensor.shape}")
-    if not np.isfinite(quantization.scales).all() or (quantization.scales <= 0).any():
-        raise ModelFileError(f"{where} has a scale that is not a positive number")
+    # Written so that NaN fails too. A bias has the product of two scales.
+    low_scale = MIN_SCALE**2 if tensor.dtype in ("int32", "int64") else MIN_SCALE
+    if not ((quantization.scales >= low_scale) & (quantization.scales <= MAX_SCALE)).all():
+        raise ModelFileError(f"{where} has a scale outside of {low_scale:g}..{MAX_SCALE:g}")
     low, high = {"uint8": (0, 255), "int8": (-128, 127)}.get(tensor.dtype, (0, 0))
     if quantization.zero_points.min() < low or quantization.zero_points.max() > high:
         raise ModelFileError(f"{where} has a zero point outside of {low}..{high}")
@@ -151,9 +159,26 @@ class _Kind:
                 raise _Misfit("an input is not a number array")
             if not self.casts and tensor.dtype != output.dtype:
                 raise _Misfit(f"an input is {tensor.dtype}, its output {output.dtype}")
-        for tensor in (*inputs[: self.values or None], output):
-            if tensor is not None and tensor.dtype != "float32" and (q := tensor.quantization) and q.scales.size != 1:
+        self._check_scales([_need(tensor) for tensor in inputs if tensor is not None], output)
+
+    def _check_scales(self, inputs: list[Tensor], output: Tensor) -> None:
+        scales = []
+        for position, tensor in enumerate(inputs):
+            value = not self.values or position < self.values
+            if tensor.dtype not in ("int8", "uint8", "int16") or tensor.quantization is None:
+                continue
+            if value and tensor.quantization.scales.size != 1:
                 raise _Misfit("a value tensor has more than one scale")
+            scales.append(float(tensor.quantization.scales.max()))
+        if output.quantization is None or output.dtype == "float32" or not scales:
+            return
+        if output.quantization.scales.size != 1:
+            raise _Misfit("its output has more than one scale")
+        # Two scales multiply (weights, MUL) or stand beside each other (ADD); more only stand (CONCATENATION).
+        largest = max(*scales, math.prod(scales)) if len(scales) == 2 else max(scales)
+        rescale = largest / float(output.quantization.scales[0])
+        if rescale > MAX_RESCALE:
+            raise _Misfit(f"its input scales are {rescale:g} times its output's, allowed are {MAX_RESCALE:g}")
 
 
 def _need(tensor: Tensor | None) -> Tensor:
@@ -167,7 +192,10 @@ def _number(operator: Operator, slot: int, default: int) -> int:
     return default if value is None else int(value)  # type: ignore[arg-type]
 
 
-def _same(_: Operator, inputs: list[Tensor | None], __: Graph) -> tuple[int, ...]:
+def _same(operator: Operator, inputs: list[Tensor | None], _: Graph) -> tuple[int, ...]:
+    # The slope of LEAKY_RELU and the beta of SOFTMAX are multiplied into scales.
+    if any(isinstance(value, float) and not abs(value) <= MAX_FACTOR for value in operator.options):
+        raise _Misfit(f"its factor {operator.options} is not in -{MAX_FACTOR:g}..{MAX_FACTOR:g}")
     return _need(inputs[0]).shape
 
 
@@ -191,7 +219,9 @@ def _broadcast(_: Operator, inputs: list[Tensor | None], __: Graph) -> tuple[int
 def _weights(inputs: list[Tensor | None], rank: int, axis: int) -> Tensor:
     """Return constant weights after checking their rank, types and bias against their output channels."""
     source, weights = _need(inputs[0]), _need(inputs[1])
-    bias = inputs[2] if len(inputs) > 2 else None
+    if len(inputs) != 3:
+        raise _Misfit(f"it has {len(inputs)} inputs, expected input, weights and bias (-1 for none)")
+    bias = inputs[2]
     if len(weights.shape) != rank or not weights.size:
         raise _Misfit(f"its weights have shape {weights.shape}" + ("" if weights.size else " and are not constant"))
     if (source.dtype, weights.dtype) not in {
@@ -330,8 +360,8 @@ _KINDS: Mapping[str, _Kind] = {
     "MAXIMUM": _Kind(rule=_broadcast, options_type=39, least=2, most=2, values=0),
     "MINIMUM": _Kind(rule=_broadcast, options_type=39, least=2, most=2, values=0),
     "FULLY_CONNECTED": _Kind(rule=_dense, options_type=8, least=2, most=3),
-    "CONV_2D": _Kind(rule=_conv, options_type=1, least=2, most=3),
-    "DEPTHWISE_CONV_2D": _Kind(rule=_depthwise, options_type=2, least=2, most=3),
+    "CONV_2D": _Kind(rule=_conv, options_type=1, least=3, most=3),
+    "DEPTHWISE_CONV_2D": _Kind(rule=_depthwise, options_type=2, least=3, most=3),
     "MAX_POOL_2D": _Kind(rule=_pool, options_type=5),
     "AVERAGE_POOL_2D": _Kind(rule=_pool, options_type=5),
     "CONCATENATION": _Kind(rule=_concatenation, options_type=10, least=1, most=64, values=0),

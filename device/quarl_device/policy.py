@@ -26,6 +26,7 @@ class Policy:
         sha256: digest of the file.
         runtime_name: name and version of the runtime, such as "ai-edge-litert 2.3.0".
         batch_size: how many observations `act_batch` takes.
+        tensor_shape: shape of the model's input without batch.
         model: the loaded model at batch size 1.
         act: one observation as the environment gives it, to the greedy action of the environment's space.
         act_index: the same, counted from 0 without the space's `start`, as it travels on the wire.
@@ -37,7 +38,7 @@ class Policy:
     ) -> None:
         contract = file.contract
         spec = contract.observations[0]
-        shape = file.graph.tensors[file.graph.inputs[0]].shape[1:]
+        self.tensor_shape = shape = file.graph.tensors[file.graph.inputs[0]].shape[1:]
         self.contract: PolicyContract = contract
         self.sha256 = file.sha256
         self.runtime_name = f"{runtime.name} {runtime.version}"
@@ -172,10 +173,21 @@ def _act(infer: Infer, shape: tuple[int, ...], spec: ObservationSpec, n: int, st
 
         return act_two
 
+    if n == 3:
+
+        def act_three(observation: NDArray[Any]) -> int:
+            row[...] = observation
+            first, second, third = infer(buffer).tolist()[0]
+            if third > first:
+                return start + 2 if third > second else start + 1
+            return start + 1 if second > first else start
+
+        return act_three
+
     def act(observation: NDArray[Any]) -> int:
         row[...] = observation
-        values = infer(buffer).tolist()[0]
-        return start + int(values.index(max(values)))
+        values: list[float] = infer(buffer).tolist()[0]
+        return start + values.index(max(values))
 
     def act_many(observation: NDArray[Any]) -> int:
         row[...] = observation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
@@ -24,6 +25,12 @@ def find_runtime(name: str | None = None) -> PolicyRuntime:
         UsageError: no runtime of this name is declared.
         MissingRuntime: it, or every one, is not installed or fails to import.
     """
+    return _working(name)
+
+
+@functools.cache
+def _working(name: str | None) -> PolicyRuntime:
+    # Scanning the installed distributions takes 2 ms, as long as a whole push. A failure is not kept.
     points = _points()
     if name is not None:
         chosen = [point for point in points if point.name == name]

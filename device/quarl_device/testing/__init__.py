@@ -1,1 +1,1 @@
-"""Fakes and conformance suites that ship with the library, for this project's tests and for its users'."""
+"""Fakes and conformance suites, for the tests here and for parts written elsewhere."""

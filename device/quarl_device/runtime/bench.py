@@ -1,0 +1,88 @@
+"""How long one action takes, beside the runtime's bare call, in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.errors import UsageError
+from quarl_device.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActLatency:
+    """Times of single calls, in microseconds.
+
+    Attributes:
+        act_us_p50: observation in, action out: the median.
+        act_us_p99: its 99th percentile.
+        raw_us_p50: median of the runtime alone (set tensor, invoke, get tensor).
+        ratio: `act_us_p50 / raw_us_p50`.
+        runtime: name and version of the runtime.
+        calls: how many calls of each kind were timed.
+    """
+
+    act_us_p50: float
+    act_us_p99: float
+    raw_us_p50: float
+    ratio: float
+    runtime: str
+    calls: int
+
+
+def act_latency(policy: Policy, n: int = 20_000) -> ActLatency:
+    """Time `policy.act` and the runtime's bare call alternately, `n` times each, after a warm-up.
+
+    Both kinds alternate in rounds, so that a change of the clock or a busy neighbour meets both. The timer's own cost
+    is taken off.
+
+    Raises:
+        UsageError: `n` is not in 100..10,000,000.
+    """
+    if not 100 <= n <= 10_000_000:
+        raise UsageError(f"cannot time {n} calls: expected 100 to 10,000,000")
+    spec = policy.contract.observations[0]
+    observation = np.zeros(spec.shape, spec.dtype)
+    batch = np.zeros((1, *policy.tensor_shape), np.float32)
+    for _ in range(200):
+        policy.act(observation)
+        policy.model.infer(batch)
+    rounds = max(1, min(20, n // 100))
+    act = np.empty((rounds, n // rounds), np.int64)
+    raw, empty = np.empty_like(act), np.empty_like(act)
+    for number in range(rounds):
+        _time(act[number], policy.act, observation)
+        _time(raw[number], policy.model.infer, batch)
+        _time(empty[number], _nothing, batch)
+    # Calling a Python function costs as much here as within both measurements, so it is taken off with the timer.
+    timer_ns = float(np.median(empty))
+    act_us = np.maximum(act.ravel() - timer_ns, 1.0) / 1e3
+    act_p50, act_p99 = np.percentile(act_us, (50, 99)).tolist()
+    raw_p50 = max(float(np.median(raw)) - timer_ns, 1.0) / 1e3
+    return ActLatency(
+        act_us_p50=round(act_p50, 3),
+        act_us_p99=round(act_p99, 3),
+        raw_us_p50=round(raw_p50, 3),
+        ratio=round(act_p50 / raw_p50, 3),
+        runtime=policy.runtime_name,
+        calls=int(act.size),
+    )
+
+
+def _time(into: NDArray[np.int64], call: Callable[[NDArray[Any]], Any], argument: NDArray[Any]) -> None:
+    clock = time.perf_counter_ns
+    times = []
+    for _ in range(len(into)):
+        start = clock()
+        call(argument)
+        times.append(clock() - start)
+    into[:] = times
+
+
+def _nothing(_: NDArray[Any]) -> None:
+    return None
