@@ -22,8 +22,8 @@ MAX_WINDOW = 1024
 # XNNPACK dies on scales that are not normal numbers.
 MIN_SCALE = 1e-12
 MAX_SCALE = 1e12
-# Kernels keep the ratio of input to output scales as a multiplier with a shift, and abort when it overflows.
-MAX_RESCALE = 2.0**20
+# Kernels keep the ratio of input to output scales as a multiplier with a shift, and some abort at this ratio.
+MAX_RESCALE = 256.0
 MAX_FACTOR = 1000.0
 
 _ITEM_BYTES: Mapping[str, int] = {"float32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1, "int16": 2, "bool": 1}
@@ -177,8 +177,8 @@ class _Kind:
         # Two scales multiply (weights, MUL) or stand beside each other (ADD); more only stand (CONCATENATION).
         largest = max(*scales, math.prod(scales)) if len(scales) == 2 else max(scales)
         rescale = largest / float(output.quantization.scales[0])
-        if rescale > MAX_RESCALE:
-            raise _Misfit(f"its input scales are {rescale:g} times its output's, allowed are {MAX_RESCALE:g}")
+        if rescale >= MAX_RESCALE:
+            raise _Misfit(f"its input scales are {rescale:g} times its output's, allowed is less than {MAX_RESCALE:g}")
 
 
 def _need(tensor: Tensor | None) -> Tensor:

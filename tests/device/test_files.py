@@ -1,0 +1,92 @@
+"""Capped reading, atomic writing, and where files live."""
+
+import os
+import stat
+
+import pytest
+
+from quarl_device import paths
+from quarl_device.errors import KeyFileError, ModelFileError, StateUnwritable
+from quarl_device.files import read_capped, write_atomic
+
+
+def read(path, cap_bytes=16):
+    return read_capped(path, cap_bytes=cap_bytes, error=ModelFileError, what="policy file")
+
+
+def test_reads_up_to_the_cap(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 16)
+    assert read(path) == b"x" * 16
+    path.write_bytes(b"")
+    assert read(path) == b""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_bytes(b"x" * 17), "over its cap of 16 bytes"),
+        (lambda path: path.mkdir(), "is a directory"),
+        (lambda path: None, "not found"),
+        (lambda path: path.symlink_to(path), "cannot be read"),
+    ],
+    ids=["over the cap", "directory", "missing", "loop"],
+)
+def test_refuses(tmp_path, make, message):
+    path = tmp_path / "file"
+    make(path)
+    with pytest.raises(ModelFileError, match=message) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_never_reads_an_endless_file_whole():
+    with pytest.raises(KeyFileError, match="over its cap"):
+        read_capped(paths.Path("/dev/zero"), cap_bytes=1000, error=KeyFileError, what="key file")
+
+
+def test_writes_whole_with_mode_and_parents(tmp_path):
+    path = tmp_path / "a" / "b" / "file"
+    write_atomic(path, b"one", error=StateUnwritable, what="state", mode=0o600)
+    write_atomic(path, b"two", error=StateUnwritable, what="state", mode=0o600)
+    assert path.read_bytes() == b"two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StateUnwritable, match="No space left"):
+        write_atomic(path, b"new", error=StateUnwritable, what="state")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_parent_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StateUnwritable, match="cannot be written"):
+        write_atomic(tmp_path / "file" / "below", b"", error=StateUnwritable, what="state")
+
+
+@pytest.mark.parametrize(
+    ("variable", "place"),
+    [("XDG_CONFIG_HOME", paths.config_dir), ("XDG_CACHE_HOME", paths.cache_dir)],
+)
+def test_directories_follow_xdg(monkeypatch, tmp_path, variable, place):
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert place() == tmp_path / "quarl-edge"
+    monkeypatch.setenv(variable, "relative/ignored")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert place().is_relative_to(tmp_path / "home")
+
+
+def test_state_goes_to_the_user_where_the_system_has_no_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert paths.state_dir() == tmp_path / "quarl-edge"
