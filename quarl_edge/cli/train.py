@@ -56,7 +56,8 @@ def train(
         run, env, algorithm, preset, asked, settings
     )
     from quarl_edge.learner.stop import StopSignal
-    from quarl_edge.local.training import broker_password, run_training
+    from quarl_device.link import read_password
+    from quarl_edge.local.training import run_training
     from quarl_edge.progress import make_progress
 
     key = LearnerKey.load_or_create(learner_key or config_dir() / "learner.key")
@@ -72,7 +73,7 @@ def train(
                 key=key,
                 progress=progress,
                 stop=stop,
-                password=broker_password(password_file),
+                password=read_password(password_file),
                 takeover=takeover,
                 resume=resume,
             )

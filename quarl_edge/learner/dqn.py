@@ -40,7 +40,7 @@ class Dqn:
         self._target.assign_from(policy)
         self._optimizer = tf_keras.optimizers.Adam(config.learning_rate, epsilon=config.adam_epsilon)
         self._optimizer.build(policy.trainable_variables)
-        self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
+        self._updates = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="updates")
         self._fused = tf.function(self._run, jit_compile=True)
         self._copy = tf.function(self._copy_target)
 
@@ -70,7 +70,8 @@ class Dqn:
     def _run(self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor) -> Tensor:
         steps = tf.shape(reward)[0]
         totals = (tf.zeros(()), tf.zeros(()), tf.zeros(()))
-        for k in tf.range(steps):
+        indices: Any = tf.range(steps)  # a loop in the graph
+        for k in indices:
             parts = self._step(observation[k], action[k], reward[k], discount[k], after[k])
             totals = tuple(total + part for total, part in zip(totals, parts, strict=True))
         self._updates.assign_add(tf.cast(steps, tf.int64))

@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 _WAIT_S = 0.05
 _CHORES_PERIOD_S = 0.5
 _STALL_S = 120.0
-_HEAD_RANGE_OBSERVATIONS = 512
+_HEAD_RANGE_OBSERVATIONS = 256
 
 
 @dataclass(kw_only=True)
@@ -183,9 +183,9 @@ class TrainingLoop:
     def _push(self) -> None:
         parts, progression = self._parts, self._progression
         progression.version += 1
-        recent = parts.replay.recent_observations(_HEAD_RANGE_OBSERVATIONS)
-        if len(recent):
-            parts.algorithm.policy.head_range_from(recent)
+        if len(parts.replay) >= _HEAD_RANGE_OBSERVATIONS:
+            policy = parts.algorithm.policy
+            policy.set_head_range(*policy.head_range_from(parts.replay.recent_observations(_HEAD_RANGE_OBSERVATIONS)))
         env_steps = parts.env_steps()
         pushed = parts.publisher.push(
             parts.algorithm.policy.snapshot,

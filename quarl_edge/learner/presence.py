@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from quarl_device.errors import LearnerAlive, PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
-from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.messages import LearnerBirth
+from quarl_device.wire.keys import SIGNATURE_BYTES
 from quarl_device.wire.push import decode_push
 from quarl_device.wire.topics import Topics
 
@@ -171,5 +171,5 @@ def _is_renewal(earlier: LearnerBirth, later: LearnerBirth) -> bool:
 
 def _trust_nothing(signature: bytes, signed: bytes) -> None:
     """Accept any signature: only the epoch is read, as a lower bound of ours (see `next_epoch`)."""
-    if len(signature) != PublicKey.SIGNATURE_BYTES or not signed:
+    if len(signature) != SIGNATURE_BYTES or not signed:
         raise PayloadRefused("a push without a signature")

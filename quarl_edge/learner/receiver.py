@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from quarl_device.errors import QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.wire.messages import DeviceState, Telemetry
-from quarl_device.wire.topics import Topics, device_of
+from quarl_device.wire.topics import Topics
 from quarl_edge.ingest.ingest import Ingest
 
 _LOG = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Receiver:
         return {name: view for name, view in list(self._actors.items()) if view.state.status == "online"}
 
     def _on_experience(self, message: Message) -> None:
-        self._ingest.offer(device_of(message.topic), message.payload)
+        self._ingest.offer(self._topics.device_of(message.topic), message.payload)
         with self._arrived:
             self._arrivals += 1
             self.last_arrival_s = time.monotonic()
@@ -90,7 +90,7 @@ class Receiver:
         self.send_acks()
 
     def _on_state(self, message: Message) -> None:
-        device = device_of(message.topic)
+        device = self._topics.device_of(message.topic)
         if not message.payload:
             self._actors.pop(device, None)
             return
@@ -115,7 +115,7 @@ class Receiver:
             self._ingest.closed(device)
 
     def _on_telemetry(self, message: Message) -> None:
-        device = device_of(message.topic)
+        device = self._topics.device_of(message.topic)
         known = self._actors.get(device)
         if known is None:
             return

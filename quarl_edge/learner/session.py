@@ -7,6 +7,7 @@ The order matters: what can fail fast comes first (environment, broker, another 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -164,7 +165,7 @@ class Session:
             stack.callback(evaluator.close)
             algorithm, template, auditor = self._build(stack)
             link = stack.enter_context(self._connected(gone_birth(birth)))
-            ingest = Ingest.open(self._config, self._block_spec(), self._run.journal)
+            ingest = Ingest.open(self._config, self._block_spec(), self._run.journal, epoch=epoch)
             stack.callback(ingest.close)
             self._restore_experience(ingest)
             presence = Presence(link, self._topics, birth)
@@ -201,8 +202,6 @@ class Session:
             highest = claim_fleet(
                 link, self._topics, takeover=self._fleet.takeover, cancelled=lambda: self._stop.requested
             )
-        import time
-
         return next_epoch(unix_s=time.time(), highest_seen=highest, checkpoint_epoch=checkpoint_epoch)
 
     @contextlib.contextmanager
@@ -263,7 +262,7 @@ class Session:
                 "bytes",
                 hint=f"make it smaller: --set hidden={','.join(['256'] * len(config.hidden))}",
             )
-        auditor = Auditor(lambda: AuditChild(policy.spec, normalized=policy.normalized))
+        auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)
         snapshot = policy.snapshot()
         auditor.record(audit(policy.spec, snapshot, template.patch(snapshot)))

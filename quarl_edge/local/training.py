@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from quarl_device.errors import QuarlError
 from quarl_device.files import write_atomic
 from quarl_device.link import BrokerURL
+from quarl_device.link.url import PASSWORD_VARIABLE
 from quarl_device.wire.keys import LearnerKey
 from quarl_edge.broker import EmbeddedBroker
 from quarl_edge.checkpoint import load_latest
@@ -26,7 +26,6 @@ from quarl_edge.progress import Progress
 from quarl_edge.runs import RunDirectory
 
 _LOG = logging.getLogger(__name__)
-PASSWORD_VARIABLE = "QUARL_MQTT_PASSWORD"  # noqa: S105  the variable's name, not a password
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +164,3 @@ def _local_actors(
     return ActorProcesses(commands, log_dir=run.logs)
 
 
-def broker_password(password_file: Path | None) -> str | None:
-    """Return the broker's password from a file or the environment, `None` where neither gives one."""
-    from quarl_device.link import read_password
-
-    return read_password(password_file, environment=os.environ)
