@@ -1,0 +1,456 @@
+"""The lint: what converters write passes, what an interpreter could die of does not."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import flatbuffers
+import numpy as np
+import pytest
+from ai_edge_litert import schema_py_generated as schema
+
+from quarl_device import lint
+from quarl_device.errors import ModelFileError
+from quarl_device.flatbuffer import Graph, Operator, Quantization, Tensor, read_graph
+from quarl_device.lint import check_runnable
+
+DATA = Path(__file__).parent.parent / "data"
+CARTPOLE = (DATA / "cartpole.tflite").read_bytes()
+QUANTIZED, HIDDEN, LAST = 5, 6, 7  # tensors of cartpole.tflite: the int8 input, the hidden layer, the int8 output
+
+
+def changed(change):
+    model = schema.ModelT.InitFromPackedBuf(CARTPOLE, 0)
+    change(model, model.subgraphs[0])
+    builder = flatbuffers.Builder(4096)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    return read_graph(bytes(builder.Output()))
+
+
+def weights_of(subgraph):
+    return next(t for t in subgraph.tensors if list(t.shape) == [16, 4])
+
+
+@pytest.mark.parametrize("name", ["cartpole", "acrobot"])
+def test_good_files_pass(name):
+    check_runnable(read_graph((DATA / f"{name}.tflite").read_bytes()))
+
+
+def scale(tensor, value):
+    def change(_, subgraph):
+        subgraph.tensors[tensor].quantization.scale = [value]
+
+    return change
+
+
+def zero_point(value):
+    def change(_, subgraph):
+        subgraph.tensors[HIDDEN].quantization.zeroPoint = [value]
+
+    return change
+
+
+def shape(tensor, value):
+    def change(_, subgraph):
+        subgraph.tensors[tensor].shape = value
+        subgraph.tensors[tensor].shapeSignature = None
+
+    return change
+
+
+def kind(tensor, value):
+    def change(_, subgraph):
+        subgraph.tensors[tensor].type = value
+
+    return change
+
+
+def operator(number, name, value):
+    def change(_, subgraph):
+        setattr(subgraph.operators[number], name, value)
+
+    return change
+
+
+def short_weights(model, subgraph):
+    buffer = model.buffers[weights_of(subgraph).buffer]
+    buffer.data = buffer.data[:-1]
+
+
+def fewer_weights(_, subgraph):
+    weights_of(subgraph).shape = [16, 2]
+
+
+def two_scales(_, subgraph):
+    weights = weights_of(subgraph)
+    weights.quantization.scale, weights.quantization.zeroPoint = [0.1, 0.1], [0, 0]
+
+
+def wrong_axis(_, subgraph):
+    weights_of(subgraph).quantization.quantizedDimension = 9
+    weights_of(subgraph).quantization.scale = [0.1] * 16
+    weights_of(subgraph).quantization.zeroPoint = [0] * 16
+
+
+def variable(_, subgraph):
+    subgraph.tensors[HIDDEN].isVariable = True
+
+
+def sparse(_, subgraph):
+    subgraph.tensors[HIDDEN].sparsity = schema.SparsityParametersT()
+
+
+def constant_input(model, subgraph):
+    subgraph.inputs = [subgraph.tensors.index(weights_of(subgraph))]
+
+
+def backwards(_, subgraph):
+    subgraph.operators.reverse()
+
+
+def written_twice(_, subgraph):
+    subgraph.operators[2].outputs = subgraph.operators[1].outputs
+
+
+def no_bias_slot(_, subgraph):
+    subgraph.operators[1].inputs = list(subgraph.operators[1].inputs)[:2]
+
+
+def no_weights(_, subgraph):
+    inputs = list(subgraph.operators[1].inputs)
+    subgraph.operators[1].inputs = [inputs[0], -1, inputs[2]]
+
+
+def weights_as_activation(_, subgraph):
+    subgraph.operators[1].inputs = [QUANTIZED, QUANTIZED, -1]
+
+
+def unused_operator(model, _):
+    for code in model.operatorCodes:
+        if code.builtinCode == 9:
+            code.builtinCode = code.deprecatedBuiltinCode = 36  # GATHER
+
+
+def wrong_options(_, subgraph):
+    subgraph.operators[1].builtinOptionsType = schema.BuiltinOptions.AddOptions
+    subgraph.operators[1].builtinOptions = schema.AddOptionsT()
+
+
+def shuffled(_, subgraph):
+    subgraph.operators[1].builtinOptions.weightsFormat = 1
+
+
+def output_computed_by_none(_, subgraph):
+    subgraph.operators.pop()
+
+
+def custom_options(_, subgraph):
+    subgraph.operators[1].customOptions = [1, 2, 3]
+
+
+HOSTILE = [
+    (scale(HIDDEN, 0.0), "scale outside"),
+    (scale(HIDDEN, -1.0), "scale outside"),
+    (scale(HIDDEN, float("nan")), "scale outside"),
+    (scale(HIDDEN, float("inf")), "scale outside"),
+    (scale(HIDDEN, 6e-45), "scale outside"),  # crashed XNNPACK
+    (scale(QUANTIZED, 1e6), "times its output's"),  # aborted XNNPACK
+    (zero_point(128), "zero point outside"),
+    (zero_point(2**40), "zero point outside"),
+    (shape(HIDDEN, [1, 17]), "does not fit"),
+    (shape(HIDDEN, [1, 0]), "allowed are 1 to"),
+    (shape(HIDDEN, [-1, 16]), "allowed are 1 to"),
+    (shape(HIDDEN, [2**30, 2**30]), "allowed are 1 to"),
+    (shape(HIDDEN, [4096, 4096]), "does not fit"),
+    (shape(QUANTIZED, []), "does not fit"),
+    (kind(HIDDEN, schema.TensorType.STRING), "type that policies do not use"),
+    (kind(HIDDEN, schema.TensorType.RESOURCE), "type that policies do not use"),
+    (kind(HIDDEN, schema.TensorType.FLOAT32), "zero point outside"),
+    (kind(QUANTIZED, schema.TensorType.UINT8), "does not fit|zero point"),
+    (short_weights, "holds 63 bytes"),
+    (fewer_weights, "holds 64 bytes"),
+    (two_scales, "2 scales on axis"),
+    (wrong_axis, "16 scales on axis 9"),
+    (variable, "variable"),
+    (sparse, "sparse"),
+    (constant_input, "is a constant"),
+    (backwards, "before it is computed"),
+    (written_twice, "must compute one new tensor"),
+    (no_bias_slot, "has 2 inputs"),
+    (no_weights, "expected 2 to 3"),
+    (weights_as_activation, "not constant"),
+    (unused_operator, "not among the operators"),
+    (wrong_options, "options of another operator"),
+    (shuffled, "shuffled"),
+    (output_computed_by_none, "computed by no operator"),
+    (custom_options, "not among the operators"),
+    (operator(0, "outputs", [5, 6]), "must compute one new tensor"),
+    (operator(0, "outputs", []), "must compute one new tensor"),
+    (operator(0, "inputs", []), "has 0 inputs"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_files_are_refused(change, message):
+    graph = changed(change)
+    with pytest.raises(ModelFileError, match=message):
+        check_runnable(graph)
+
+
+def test_a_giant_graph_is_refused(monkeypatch):
+    monkeypatch.setattr(lint, "MAX_ACTIVATION_BYTES", 40)
+    with pytest.raises(ModelFileError, match="bytes of activations"):
+        check_runnable(read_graph(CARTPOLE))
+
+
+# One operator at a time, for those that the small policies do not use.
+
+
+def tensor(index, shape, dtype="float32", values=None, axis=0, scales=None):
+    quantized = dtype in ("int8", "int16", "uint8")
+    scales = scales or ([0.1] if quantized else None)
+    size = 0 if values is None else np.prod(shape, dtype=int).item() * np.dtype(dtype).itemsize
+    return Tensor(
+        index=index,
+        name=f"t{index}",
+        shape=tuple(shape),
+        shape_signature=tuple(shape),
+        dtype=dtype,
+        quantization=None
+        if scales is None
+        else Quantization(scales=np.array(scales, np.float32), zero_points=np.zeros(len(scales), np.int64), axis=axis),
+        buffer=0,
+        start=0 if values is None else 8,
+        size=size,
+        plain=True,
+    )
+
+
+def run(name, inputs, output, options=(), indices=None):
+    tensors = (*inputs, output)
+    constants = [t for t in inputs if t.size]
+    # Constants of these tests share one place in the file: at most one of them is looked at.
+    named = [t.name for t in constants if t.name.startswith("axes")]
+    data = b"\0" * 8 + np.array([int(n) for name in named for n in name.split()[1:]] or [0] * 1024, "<i4").tobytes()
+    kind_of = lint._KINDS[name]
+    call = Operator(
+        index=0,
+        code=0,
+        name=name,
+        version=1,
+        inputs=tuple(indices if indices is not None else range(len(inputs))),
+        outputs=(len(inputs),),
+        options_type=kind_of.options_type,
+        options=tuple(options),
+        plain=True,
+    )
+    check_runnable(
+        Graph(
+            data=data,
+            tensors=tensors,
+            operators=(call,),
+            inputs=tuple(t.index for t in inputs if not t.size),
+            outputs=(len(inputs),),
+            metadata={},
+            description="",
+        )
+    )
+
+
+def axes(index, values):
+    """Return constant int32 axes, whose values are told by the name."""
+    return replace(tensor(index, (len(values),), "int32", values=values), name=f"axes {' '.join(map(str, values))}")
+
+
+CONV = (None, 2, 2, 0, 1, 1, None)  # SAME, stride 2
+IMAGE = (1, 9, 8, 3)
+
+FITS = [
+    ("ADD", [tensor(0, (1, 1)), tensor(1, (1, 3))], tensor(2, (1, 3)), (0, None)),
+    ("MUL", [tensor(0, (1, 3)), tensor(1, (3,), values=1)], tensor(2, (1, 3)), (0,)),
+    ("SUB", [tensor(0, (1, 3), "int8"), tensor(1, (1, 1), "int8")], tensor(2, (1, 3), "int8"), (0, None)),
+    (
+        "CONV_2D",
+        [tensor(0, IMAGE), tensor(1, (4, 3, 3, 3), values=1), tensor(2, (4,), values=1)],
+        tensor(3, (1, 5, 4, 4)),
+        CONV,
+    ),
+    (
+        "CONV_2D",
+        [tensor(0, IMAGE), tensor(1, (4, 3, 3, 3), values=1), tensor(2, (4,), values=1)],
+        tensor(3, (1, 4, 3, 4)),
+        (1, 2, 2, 0, None, None, None),
+    ),
+    (
+        "DEPTHWISE_CONV_2D",
+        [tensor(0, IMAGE), tensor(1, (1, 3, 3, 6), values=1), tensor(2, (6,), values=1)],
+        tensor(3, (1, 9, 8, 6)),
+        (0, 1, 1, 2, 0, None, None),
+    ),
+    ("MAX_POOL_2D", [tensor(0, IMAGE)], tensor(1, (1, 4, 4, 3)), (1, 2, 2, 2, 2, 0)),
+    ("CONCATENATION", [tensor(0, (1, 2)), tensor(1, (1, 3))], tensor(2, (1, 5)), (-1, 0)),
+    ("RESHAPE", [tensor(0, IMAGE)], tensor(1, (1, 216)), ((1, -1),)),
+    ("RESHAPE", [tensor(0, IMAGE), axes(1, [-1, 216])], tensor(2, (1, 216)), ()),
+    ("MEAN", [tensor(0, IMAGE), axes(1, [1, 2])], tensor(2, (1, 3)), (0,)),
+    ("SUM", [tensor(0, IMAGE), axes(1, [-1])], tensor(2, (1, 9, 8, 1)), (1,)),
+    ("SOFTMAX", [tensor(0, (1, 3))], tensor(1, (1, 3)), (1.0,)),
+    ("LEAKY_RELU", [tensor(0, (1, 3))], tensor(1, (1, 3)), (0.2,)),
+    ("TANH", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3), "int8"), ()),
+    ("QUANTIZE", [tensor(0, (1, 3))], tensor(1, (1, 3), "int8"), ()),
+    (
+        "FULLY_CONNECTED",
+        [
+            tensor(0, (1, 4), "int8"),
+            tensor(1, (2, 4), "int8", values=1, scales=[0.1, 0.2]),
+            tensor(2, (2,), "int32", values=1),
+        ],
+        tensor(3, (1, 2), "int8"),
+        (0, 0, 0, 0, 0),
+    ),
+    (
+        "FULLY_CONNECTED",
+        [tensor(0, (1, 5, 4)), tensor(1, (2, 4), values=1), tensor(2, (2,), values=1)],
+        tensor(3, (1, 5, 2)),
+        (0, 0, 1, 0, 0),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "output", "options"), FITS, ids=[f"{n}-{case[0]}" for n, case in enumerate(FITS)]
+)
+def test_operators_that_fit(name, inputs, output, options):
+    run(name, inputs, output, options)
+
+
+BROKEN = [
+    ("ADD", [tensor(0, (1, 2)), tensor(1, (1, 3))], tensor(2, (1, 3)), (0, None)),
+    ("ADD", [tensor(0, (1,) * 4 + (2,)), tensor(1, (1, 2))], tensor(2, (1,) * 4 + (2,)), (0, None)),
+    ("ADD", [tensor(0, (1, 3)), tensor(1, (1, 3), "int8")], tensor(2, (1, 3)), (0, None)),
+    (
+        "CONV_2D",
+        [tensor(0, IMAGE), tensor(1, (4, 3, 3, 3), values=1), tensor(2, (4,), values=1)],
+        tensor(3, (1, 9, 8, 4)),
+        (0, 0, 0, 0, 1, 1, 0),
+    ),
+    (
+        "CONV_2D",
+        [tensor(0, IMAGE), tensor(1, (4, 3, 3, 2), values=1), tensor(2, (4,), values=1)],
+        tensor(3, (1, 5, 4, 4)),
+        CONV,
+    ),
+    (
+        "CONV_2D",
+        [tensor(0, IMAGE), tensor(1, (4, 3, 3, 3), values=1), tensor(2, (3,), values=1)],
+        tensor(3, (1, 5, 4, 4)),
+        CONV,
+    ),
+    (
+        "CONV_2D",
+        [tensor(0, IMAGE), tensor(1, (4, 99, 3, 3), values=1), tensor(2, (4,), values=1)],
+        tensor(3, (1, 1, 3, 4)),
+        (1, 2, 2, 0, 1, 1, 0),
+    ),
+    (
+        "CONV_2D",
+        [tensor(0, (1, 9)), tensor(1, (4, 3, 3, 3), values=1), tensor(2, (4,), values=1)],
+        tensor(3, (1, 5, 4, 4)),
+        CONV,
+    ),
+    (
+        "DEPTHWISE_CONV_2D",
+        [tensor(0, IMAGE), tensor(1, (1, 3, 3, 6), values=1), tensor(2, (6,), values=1)],
+        tensor(3, (1, 9, 8, 6)),
+        (0, 1, 1, 3, 0, None, None),
+    ),
+    ("MAX_POOL_2D", [tensor(0, IMAGE)], tensor(1, (1, 4, 4, 3)), (1, 0, 0, 2, 2, 0)),
+    ("MAX_POOL_2D", [tensor(0, IMAGE)], tensor(1, (1, 4, 4, 3)), (1, 2, 2, 2**30, 2, 0)),
+    ("MAX_POOL_2D", [tensor(0, IMAGE)], tensor(1, (1, 4, 4, 3)), (7, 2, 2, 2, 2, 0)),
+    ("CONCATENATION", [tensor(0, (1, 2)), tensor(1, (1, 3))], tensor(2, (1, 5)), (7, 0)),
+    ("CONCATENATION", [tensor(0, (1, 2)), tensor(1, (1, 3))], tensor(2, (2, 5)), (0, 0)),
+    ("RESHAPE", [tensor(0, IMAGE)], tensor(1, (1, 216)), ((1, -2),)),
+    ("RESHAPE", [tensor(0, IMAGE)], tensor(1, (1, 216)), ((-1, -1),)),
+    ("RESHAPE", [tensor(0, IMAGE)], tensor(1, (1, 216)), ((1, 217),)),
+    ("RESHAPE", [tensor(0, IMAGE)], tensor(1, (1, 216)), ((0, 216),)),
+    ("RESHAPE", [tensor(0, IMAGE)], tensor(1, (1, 216)), ()),
+    ("RESHAPE", [tensor(0, IMAGE), tensor(1, (2,), "int32")], tensor(2, (1, 216)), ()),
+    ("MEAN", [tensor(0, IMAGE), axes(1, [4])], tensor(2, (1, 3)), (0,)),
+    ("MEAN", [tensor(0, IMAGE), tensor(1, (1,), "int32")], tensor(2, (1, 3)), (0,)),
+    ("SOFTMAX", [tensor(0, (1, 3))], tensor(1, (1, 3)), (float("inf"),)),
+    ("LEAKY_RELU", [tensor(0, (1, 3))], tensor(1, (1, 3)), (float("nan"),)),
+    ("TANH", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3)), ()),
+    ("TANH", [tensor(0, (1, 3), "int32")], tensor(1, (1, 3), "int32"), ()),
+    (
+        "FULLY_CONNECTED",
+        [
+            tensor(0, (1, 4), "int8"),
+            tensor(1, (4, 4), "int8", values=1, scales=[0.1] * 4, axis=1),
+            tensor(2, (4,), "int32", values=1),
+        ],
+        tensor(3, (1, 4), "int8"),
+        (0, 0, 0, 0, 0),
+    ),
+    (
+        "FULLY_CONNECTED",
+        [tensor(0, (1, 4), "int8"), tensor(1, (2, 4), values=1), tensor(2, (2,), "int32", values=1)],
+        tensor(3, (1, 2), "int8"),
+        (0, 0, 0, 0, 0),
+    ),
+    (
+        "FULLY_CONNECTED",
+        [tensor(0, (2, 2)), tensor(1, (2, 4), values=1), tensor(2, (2,), values=1)],
+        tensor(3, (1, 2)),
+        (0, 0, 0, 0, 0),
+    ),
+    (
+        "FULLY_CONNECTED",
+        [tensor(0, (1, 5, 3)), tensor(1, (2, 4), values=1), tensor(2, (2,), values=1)],
+        tensor(3, (1, 5, 2)),
+        (0, 0, 1, 0, 0),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "output", "options"), BROKEN, ids=[f"{n}-{case[0]}" for n, case in enumerate(BROKEN)]
+)
+def test_operators_that_do_not_fit(name, inputs, output, options):
+    with pytest.raises(ModelFileError, match="operator 0"):
+        run(name, inputs, output, options)
+
+
+CHILD = """
+import random, sys
+import numpy as np
+from quarl_device.errors import ModelFileError
+from quarl_device.flatbuffer import read_graph
+from quarl_device.lint import check_runnable
+from quarl_device.runtime import find_runtime
+
+good = open(sys.argv[1], "rb").read()
+rng, runtime, ran = random.Random(int(sys.argv[2])), find_runtime(), 0
+for _ in range(1500):
+    data = bytearray(good)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        place = rng.randrange(len(data))
+        data[place] = rng.choice((0, 1, 2, 4, 127, 128, 255, data[place] ^ (1 << rng.randrange(8))))
+    try:
+        graph = read_graph(bytes(data))
+        check_runnable(graph)
+        source, sink = (graph.tensors[ends[0]] for ends in (graph.inputs, graph.outputs))
+        model = runtime.load(graph.data, inputs=[source.name], outputs=[sink.name])
+        model.run({source.name: np.ones(source.shape, source.dtype)})
+        ran += 1
+    except ModelFileError:
+        pass
+sys.stdout.write(str(ran))
+"""
+
+
+def test_no_damaged_file_that_passes_kills_the_interpreter():
+    """In a child, since the failure to catch is a dead process."""
+    command = [sys.executable, "-c", CHILD, str(DATA / "cartpole.tflite"), "5"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert int(result.stdout) > 100
