@@ -10,7 +10,9 @@ from pathlib import Path
 def describe_machine() -> str:
     """Return processor, usable cores, operating system and Python on one line."""
     cores = len(os.sched_getaffinity(0))
-    return f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    return (
+        f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    )
 
 
 def _processor() -> str:

@@ -10,10 +10,11 @@ from click import ClickException
 
 from quarl_device.errors import QuarlError
 from quarl_edge import __version__
+from quarl_edge.cli.bench import bench
 from quarl_edge.cli.demo import demo
 from quarl_edge.cli.evaluate import evaluate
 from quarl_edge.cli.export import export
-from quarl_edge.cli.output import Format, write_error
+from quarl_edge.cli.output import Format, keep_examples, write_error
 from quarl_edge.cli.train import train
 
 app = typer.Typer(
@@ -25,7 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, train, export, evaluate):
-    app.command()(command)
+    app.command(help=keep_examples(command))(command)
+app.add_typer(bench, name="bench")
 
 
 def _version(wanted: bool) -> None:
@@ -36,7 +38,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Train int8 policies in TensorFlow, act with them on a Raspberry Pi, over MQTT.
 

@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from quarl_device.errors import NotSolved
+from quarl_device.environments import check_registered
+from quarl_device.errors import NotSolved, UsageError
 from quarl_edge.cli.output import Format, write_json, write_table
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
+from quarl_edge.task import look_at
 
 DEMO_ENV = "CartPole-v1"
 
@@ -80,6 +82,7 @@ class DemoReport:
 
 
 def demo(
+    env: Annotated[str, typer.Option(help="Another environment whose preset names a goal.")] = DEMO_ENV,
     model: Annotated[Path, typer.Option("--out", help="Where to write the solved policy.")] = Path("model.tflite"),
     seed: Annotated[int, typer.Option(help="Of everything random.", min=0, max=2**31 - 1)] = 0,
     actors: Annotated[int, typer.Option(help="Actor processes.", min=1, max=16)] = 2,
@@ -108,11 +111,15 @@ def demo(
     asked: dict[str, Any] = {"seed": seed, "actors": actors}
     if steps is not None:
         asked["steps"] = steps
-    config = make_config(DEMO_ENV, asked=asked, settings=settings or [])
+    check_registered(env)
+    config = make_config(env, asked=asked, settings=settings or [])
+    if config.goal_return is None:
+        raise UsageError(f"{env} has no goal to reach", hint="name one: --set goal_return=NUMBER")
+    look_at(config)
     directory = RunDirectory.create(config, root=runs)
     progress = make_progress()
     try:
-        progress.note(f"{DEMO_ENV}, seed {seed}: an embedded broker, a learner and {actors} actors; run {directory.path}")
+        progress.note(f"{env}, seed {seed}: an embedded broker, a learner and {actors} actors; run {directory.path}")
         with StopSignal() as stop:
             result = run_training(
                 config,
@@ -133,7 +140,7 @@ def demo(
     _show(report, output)
     if not report.solved:
         raise NotSolved(
-            f"{DEMO_ENV} was not solved: the int8 file reached {report.int8_return_mean:.1f} of {report.goal_return:g} "
+            f"{env} was not solved: the int8 file reached {report.int8_return_mean:.1f} of {report.goal_return:g} "
             f"in {report.env_steps:,} steps ({result.reason.value})",
             hint="another --seed, or more --steps",
         )
@@ -195,7 +202,10 @@ def _show(report: DemoReport, output: Format) -> None:
         ("training", f"{report.train_s:.1f} s  ({report.wall_s:.1f} s with set-up and judging)"),
         ("env steps", f"{report.env_steps:,}  ({report.actor_steps_per_s:,.0f}/s, held back by the replay limiter)"),
         ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
-        ("pushes", f"{report.pushes}  (variables to swapped in: {push} p50; learner's part {report.prepare_ms_p50:.1f} ms)"),
+        (
+            "pushes",
+            f"{report.pushes}  (variables to swapped in: {push} p50; learner's part {report.prepare_ms_p50:.1f} ms)",
+        ),
         ("file", f"{report.policy_bytes:,} bytes int8, {report.float_bytes:,} bytes float"),
         ("act", f"{report.act_us_p50:.1f} µs p50, observation in, action out"),
         ("runtime", report.runtime),

@@ -51,7 +51,10 @@ def export(
         ("environment", report.env),
         ("scheme", report.scheme),
         ("size", f"{report.bytes:,} bytes"),
-        ("golden vectors", f"{report.golden_vectors}, max error {report.max_lsb_error} LSB against the fake-quant network"),
+        (
+            "golden vectors",
+            f"{report.golden_vectors}, max error {report.max_lsb_error} LSB against the fake-quant network",
+        ),
         ("from", str(policy)),
         ("sha256", report.sha256),
     ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -17,6 +18,11 @@ class Format(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+def keep_examples(command: Callable[..., None]) -> str:
+    """Return a command's docstring as its help, with the lines of its examples kept apart (click's backspace mark)."""
+    return (inspect.getdoc(command) or "").replace("\nExamples:\n", "\n\b\nExamples:\n")
 
 
 def write_json(data: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from quarl_edge.cli.output import Format, write_json, write_table
 from quarl_edge.config import TrainConfig, make_config
 from quarl_edge.extras import require_learner
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
+from quarl_edge.task import look_at
 
 
 def train(
@@ -31,7 +32,9 @@ def train(
     preset: Annotated[str, typer.Option(help="Hyperparameters of another environment's preset.")] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value; may be given often.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue --run from its latest checkpoint.")] = False,
-    lockstep: Annotated[bool, typer.Option("--lockstep", help="One actor, bit-identical on repeat and resume.")] = False,
+    lockstep: Annotated[
+        bool, typer.Option("--lockstep", help="One actor, bit-identical on repeat and resume.")
+    ] = False,
     takeover: Annotated[bool, typer.Option("--takeover", help="Serve the fleet even if another learner does.")] = False,
     password_file: Annotated[Path | None, typer.Option(help="Broker password; else QUARL_MQTT_PASSWORD.")] = None,
     learner_key: Annotated[Path | None, typer.Option(help="Signing key; made at first use.")] = None,
@@ -52,11 +55,11 @@ def train(
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
         asked["lockstep"] = True
-    config, directory = _resumed(run, env, asked, settings) if resume else _fresh(
-        run, env, algorithm, preset, asked, settings
+    config, directory = (
+        _resumed(run, env, asked, settings) if resume else _fresh(run, env, algorithm, preset, asked, settings)
     )
-    from quarl_edge.learner.stop import StopSignal
     from quarl_device.link import read_password
+    from quarl_edge.learner.stop import StopSignal
     from quarl_edge.local.training import run_training
     from quarl_edge.progress import make_progress
 
@@ -89,6 +92,7 @@ def _fresh(
         raise UsageError("which environment?", hint="quarl-edge train CartPole-v1")
     check_registered(env)
     config = make_config(env, algorithm=algorithm, preset=preset or None, asked=asked, settings=settings or [])
+    look_at(config)
     directory = RunDirectory.create(config, path=run, root=DEFAULT_ROOT)
     return config, directory
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.contract import PolicyContract
@@ -126,5 +125,3 @@ def judged_from_json(data: Any) -> Judged | None:
         return None
     result = {**data["result"], "returns": tuple(data["result"]["returns"])}
     return Judged(version=data["version"], env_steps=data["env_steps"], result=Evaluation(**result))
-
-

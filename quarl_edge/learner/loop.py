@@ -23,13 +23,13 @@ from quarl_edge.learner.keeper import Keeper
 from quarl_edge.learner.metrics import MetricsSink
 from quarl_edge.learner.normalization import NormalizerPlan
 from quarl_edge.learner.presence import Presence
-from quarl_edge.progress import Progress, Status
 from quarl_edge.learner.publisher import PolicyPublisher, Pushed
 from quarl_edge.learner.receiver import Receiver
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.actors import ActorProcesses
 from quarl_edge.local.evaluator import Evaluator, Judged
+from quarl_edge.progress import Progress, Status
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.limiter import SampleToInsertRatio
 

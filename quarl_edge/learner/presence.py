@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from quarl_device.errors import LearnerAlive, PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
-from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.keys import SIGNATURE_BYTES
+from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.push import decode_push
 from quarl_device.wire.topics import Topics
 

@@ -11,13 +11,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from quarl_device import __version__
-from quarl_device.contract import ActionSpec, Head, ObservationSpec, PolicyContract
-from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
-from quarl_device.errors import CheckpointError, UnsupportedSpace, UsageError
+from quarl_device.contract import Head, PolicyContract
+from quarl_device.errors import CheckpointError, UsageError
 from quarl_device.link import BrokerURL, PahoLink, Will
 from quarl_device.wire.block import BlockSpec
 from quarl_device.wire.keys import LearnerKey
@@ -35,14 +31,15 @@ from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink
 from quarl_edge.learner.normalization import NormalizerPlan
 from quarl_edge.learner.presence import Presence, claim_fleet, gone_birth, next_epoch
-from quarl_edge.progress import Progress
 from quarl_edge.learner.publisher import PolicyPublisher
 from quarl_edge.learner.receiver import Receiver
 from quarl_edge.learner.result import TrainResult
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.actors import ActorProcesses
 from quarl_edge.local.evaluator import Evaluator
+from quarl_edge.progress import Progress
 from quarl_edge.runs import RunDirectory
+from quarl_edge.task import look_at
 from quarl_export.audit import AuditChild, audit
 from quarl_export.networks import NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
@@ -50,8 +47,6 @@ from quarl_export.template import Template
 
 LEARNER_NAME = "learner"
 _CONNECT_TIMEOUT_S = 10.0
-_GOLDEN_COUNT = 8
-_GOLDEN_STEPS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,42 +68,6 @@ class Fleet:
     key: LearnerKey
     takeover: bool = False
     clear: bool = False
-
-
-def specs_of(config: TrainConfig) -> tuple[ObservationSpec, ActionSpec, NDArray[np.float32]]:
-    """Look at the environment: its spaces, and a few observations of random play for the golden vectors.
-
-    Returns:
-        observation spec, action spec, and observations float32[count, n].
-
-    Raises:
-        UnknownEnvironment: no such id.
-        UnsupportedSpace: the algorithm does not take its spaces.
-    """
-    env = make_single(EnvSpec(env_id=config.env_id))
-    try:
-        observations, action = spaces_to_specs(env.observation_space, env.action_space)
-        if action.kind != "discrete":
-            raise UnsupportedSpace(
-                f"{config.env_id} has continuous actions; {config.algorithm} takes discrete ones",
-                hint="try CartPole-v1, Acrobot-v1, MountainCar-v0 or LunarLander-v3",
-            )
-        if len(observations) != 1 or len(observations[0].shape) != 1:
-            raise UnsupportedSpace(
-                f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
-                f"{config.algorithm} takes one vector in this version"
-            )
-        env.action_space.seed(config.seed)
-        seen = [env.reset(seed=config.seed)[0]]
-        for _ in range(_GOLDEN_STEPS):
-            observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            seen.append(env.reset()[0] if terminated or truncated else observation)
-    finally:
-        env.close()
-    recorded = np.asarray(seen, np.float32)
-    distinct = np.unique(recorded, axis=0)
-    picked = np.linspace(0, len(distinct) - 1, min(_GOLDEN_COUNT, len(distinct))).astype(int)
-    return observations[0], action, distinct[picked]
 
 
 class Session:
@@ -143,7 +102,8 @@ class Session:
         self._stop = stop
         self._checkpoint = checkpoint
         self._topics = Topics(fleet.name)
-        self._observation, self._action, self._golden = specs_of(config)
+        task = look_at(config)
+        self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
 
     def train(self, actors: ActorProcesses | None) -> TrainResult:
         """Train to the end.

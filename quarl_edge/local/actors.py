@@ -72,7 +72,7 @@ class ActorProcesses:
                 times.popleft()
             if len(times) >= _MAX_RESTARTS:
                 raise ActorFailed(
-                    f"actor {name} ended {len(times) + 1} times in {_RESTART_WINDOW_S:.0f} s, last with status {status}: "
+                    f"actor {name} ended {len(times) + 1} times in {_RESTART_WINDOW_S:.0f} s, last with {status}: "
                     f"{self._last_words(name)}",
                     hint=f"its log is {self._log_path(name)}",
                 )

@@ -137,7 +137,9 @@ def run_training(
                 checkpoint=checkpoint,
             )
             if not access.embedded:
-                progress.note(f"actors elsewhere join with: quarl-device run --broker {broker} --fleet {fleet} --id NAME")
+                progress.note(
+                    f"actors elsewhere join with: quarl-device run --broker {broker} --fleet {fleet} --id NAME"
+                )
             actors = _local_actors(config, run, access, fleet=fleet, key=key)
             return session.train(actors)
     finally:
@@ -162,5 +164,3 @@ def _local_actors(
         environment[PASSWORD_VARIABLE] = password or ""
         commands.append(ActorCommand(name=name, arguments=arguments, environment=environment))
     return ActorProcesses(commands, log_dir=run.logs)
-
-

@@ -70,7 +70,7 @@ def test_evaluate_plays_the_file_and_repeats_exactly(demo):
 
 
 def test_export_writes_the_latest_run_with_contract_and_goldens(demo):
-    folder, report, _ = demo
+    folder, _, _ = demo
     done = quarl_edge("export", "again.tflite", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     exported = last_json(done)
