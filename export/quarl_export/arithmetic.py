@@ -19,6 +19,7 @@ _LEVELS = np.float32(254.0)  # symmetric narrow int8: -127..127
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
 _INT32_MAX = 2**31 - 1
+_MAX_WEIGHT = np.float32(1e30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,15 @@ def activation_quantization(low: float, high: float) -> Quantization:
 
 
 def weight_limit(kernel: Float32, *, floor: float) -> np.float32:
-    """Return the largest magnitude in `kernel`, at least `floor`."""
-    return np.float32(np.maximum(np.maximum(kernel.max(), -kernel.min()), np.float32(floor)))
+    """Return the largest magnitude in `kernel`, at least `floor`.
+
+    Raises:
+        PatchError: it is beyond what the steps below can compute in float32.
+    """
+    limit = np.float32(np.maximum(np.maximum(kernel.max(), -kernel.min()), np.float32(floor)))
+    if not limit <= _MAX_WEIGHT:
+        raise PatchError(f"weights of up to {limit:.3g} cannot be quantized")
+    return limit
 
 
 def weight_scale(limit: np.float32) -> float:

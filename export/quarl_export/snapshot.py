@@ -93,8 +93,10 @@ class PolicySnapshot:
             NonFiniteError: naming the array.
         """
         for name, array in self.arrays().items():
-            # A sum is one pass without a temporary; it is finite unless an element is not, or on overflow.
-            if not np.isfinite(array.sum(dtype=np.float64)):
+            # One pass without a temporary: in float64, a sum of float32 is finite unless an element is not.
+            with np.errstate(invalid="ignore"):
+                total = array.sum(dtype=np.float64)
+            if not np.isfinite(total):
                 raise NonFiniteError(f"policy: {name} holds NaN or Inf")
 
 

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+from export_factory import make_spec, random_snapshot
+
+from quarl_export import audit as module
+from quarl_export.audit import AuditChild, AuditResult, audit, encode_job, serve
+
+SPEC = make_spec(hidden=(5,))
+SNAPSHOT = random_snapshot(SPEC, seed=1)
+_ECHO = """
+import json, struct, sys
+while len(lengths := sys.stdin.buffer.read(8)) == 8:
+    header, payload = struct.unpack("<II", lengths)
+    version = json.loads(sys.stdin.buffer.read(header))["version"]
+    sys.stdin.buffer.read(payload)
+    print(json.dumps(dict(version=version, identical=True, seconds=0.5)), flush=True)
+"""
+
+
+def results_of(child, count, deadline_s=60.0):
+    results, end = [], time.monotonic() + deadline_s
+    while len(results) < count and time.monotonic() < end:
+        results += child.poll()
+        time.sleep(0.01)
+    return results
+
+
+@pytest.fixture
+def child_of():
+    children = []
+
+    def make(code):
+        children.append(AuditChild(SPEC, command=(sys.executable, "-c", code)))
+        return children[-1]
+
+    yield make
+    for child in children:
+        child.close()
+
+
+def test_audit_confirms_a_right_file_and_finds_a_wrong_weight(patcher, spec):
+    snapshot = random_snapshot(spec, seed=1)
+    patched = patcher.patch(snapshot)
+    good = audit(spec, snapshot, patched, version=3)
+    assert (good.version, good.identical, good.failed, good.detail) == (3, True, False, "")
+    bad = audit(spec, random_snapshot(spec, seed=2), patched)
+    assert not bad.identical
+    assert not bad.failed
+    assert bad.detail
+
+
+def test_audit_that_cannot_convert_is_no_verdict(spec):
+    result = audit(spec, random_snapshot(make_spec(hidden=(3,)), seed=1), b"")
+    assert result.failed
+    assert not result.identical
+
+
+def test_jobs_survive_the_pipe(monkeypatch):
+    seen, answers = [], []
+
+    def fake(spec, snapshot, patched, *, version):
+        seen.append((spec, snapshot.kernels[0].tobytes(), patched))
+        return AuditResult(version=version, identical=True, seconds=0.0)
+
+    monkeypatch.setattr(module, "audit", fake)
+    jobs = b"".join(encode_job(version, SPEC, SNAPSHOT, b"file" * version) for version in (1, 2))
+    serve(io.BytesIO(jobs), answers.append)
+    assert [a.version for a in answers] == [1, 2]
+    assert seen[1] == (SPEC, SNAPSHOT.kernels[0].tobytes(), b"filefile")
+
+
+@pytest.mark.parametrize("cut", [1, 9, 100])
+def test_job_cut_off_ends_the_service(monkeypatch, cut):
+    monkeypatch.setattr(module, "audit", lambda *a, **k: pytest.fail("audited half a job"))
+    serve(io.BytesIO(encode_job(1, SPEC, SNAPSHOT, b"file")[:-cut]), pytest.fail)
+    serve(io.BytesIO(b"\xff" * 64), pytest.fail)
+
+
+def test_child_answers_and_ends(child_of):
+    child = child_of(_ECHO)
+    assert child.submit(1, SNAPSHOT, b"x")
+    assert child.submit(2, SNAPSHOT, b"x")
+    results = results_of(child, 2)
+    assert [r.version for r in results] == [1, 2]
+    assert all(r.identical for r in results)
+    child.close()
+    assert not child.submit(3, SNAPSHOT, b"x")
+
+
+def test_submitting_to_a_busy_child_does_not_wait(child_of):
+    child = child_of("import time; time.sleep(60)")
+    start = time.monotonic()
+    taken = [child.submit(version, SNAPSHOT, bytes(1_000_000)) for version in range(5)]
+    assert time.monotonic() - start < 2.0
+    assert taken[0]
+    assert not taken[-1]
+    start = time.monotonic()
+    child.close(timeout_s=0.2)
+    assert time.monotonic() - start < 5.0
+
+
+@pytest.mark.parametrize("code", ["", "import sys; sys.exit(3)", "print('nonsense', flush=True); input()"])
+def test_child_that_dies_or_babbles_is_a_failed_audit_and_is_replaced(child_of, code):
+    child = child_of(code)
+    for version in (1, 2):
+        assert child.submit(version, SNAPSHOT, b"x")
+        (result,) = results_of(child, 1)
+        assert (result.version, result.failed, result.identical) == (version, True, False)
+
+
+def test_child_without_jobs_is_never_started():
+    child = AuditChild(SPEC, command=("/no/such/program",))
+    assert child.poll() == []
+    child.close()
+
+
+def test_missing_program_is_a_failed_audit():
+    child = AuditChild(SPEC, command=("/no/such/program",))
+    child.submit(1, SNAPSHOT, b"x")
+    assert results_of(child, 1)[0].failed
+    child.close()
+
+
+def test_real_child_process(patcher, spec):
+    child = AuditChild(spec)
+    snapshot = random_snapshot(spec, seed=4)
+    patched = patcher.patch(snapshot)
+    child.submit(7, snapshot, patched)
+    (result,) = results_of(child, 1)
+    child.close()
+    assert (result.version, result.identical, result.failed) == (7, True, False)
+    assert result.seconds > 0

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from export_factory import random_snapshot
+
+from quarl_export.compare import difference
+from quarl_export.graph import repack, view
+
+
+@pytest.fixture
+def model(patcher, spec):
+    return patcher.patch(random_snapshot(spec, seed=1))
+
+
+def changed(model: bytes, change) -> bytes:
+    buffer = bytearray(model)
+    change({tensor.name: tensor for tensor in view(buffer).tensors})
+    return bytes(buffer)
+
+
+def test_equal_models_do_not_differ(model):
+    assert difference(model, bytes(model)) == ""
+
+
+def test_names_and_metadata_do_not_count(model):
+    assert difference(model, repack(model, names={3: "other"}, metadata={"note": b"x"})) == ""
+
+
+def add(array: np.ndarray, amount: float) -> None:
+    array.flat[0] += np.asarray(amount, array.dtype)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: add(t["kernel_1"].data, 1),
+        lambda t: add(t["bias_0"].data, 1),
+        lambda t: add(t["kernel_0"].scale, 1e-6),
+        lambda t: add(t["activation_1"].scale, 1e-6),
+        lambda t: add(t["activation_0"].zero_point, 1),
+    ],
+    ids=["weight", "bias", "weight scale", "range scale", "zero point"],
+)
+def test_one_step_anywhere_is_a_difference(model, change):
+    other = changed(model, change)
+    assert "differ" in difference(model, other)
+    assert "differ" in difference(other, model)
+
+
+def test_bias_of_zeros_is_as_good_as_none(patcher, spec):
+    snapshot = random_snapshot(spec, seed=2)
+    zeros = dataclasses.replace(snapshot, biases=tuple(np.zeros_like(b) for b in snapshot.biases))
+    model, other = patcher.patch(snapshot), patcher.patch(zeros)
+    assert difference(model, other) != ""
+    tiny = changed(other, lambda t: add(t["bias_2"].data, 1))
+    assert difference(other, tiny) != ""
+
+
+def test_other_depth_is_a_difference(model, template):
+    assert difference(model, template.data) != ""

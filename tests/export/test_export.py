@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from export_factory import make_contract, observations
+
+import quarl_export.export as module
+from quarl_device.errors import CheckpointError, ModelFileError, NonFiniteError, RunNotFound, SelfTestError
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy, read_policy_path
+from quarl_export.checkpoint import save_policy
+from quarl_export.export import export_policy, float_policy
+
+
+@pytest.fixture
+def checkpoint(tmp_path, policy):
+    directory = tmp_path / "run" / "policy"
+    save_policy(
+        directory,
+        snapshot=policy.snapshot(),
+        spec=policy.spec,
+        contract=make_contract(policy.spec),
+        golden_observations={"observation": observations(8)},
+        provenance={"run": "r", "env_steps": 77},
+    )
+    return directory
+
+
+def test_export_writes_a_verified_file(tmp_path, checkpoint):
+    model = tmp_path / "new" / "model.tflite"
+    report = export_policy(checkpoint, model)
+    file = read_policy_path(model)
+    assert report.sha256 == hashlib.sha256(model.read_bytes()).hexdigest() == file.sha256
+    assert report.bytes == model.stat().st_size
+    assert (report.scheme, report.env, report.golden_vectors) == ("int8", "CartPole-v1", 8)
+    assert (report.max_lsb_error, report.max_lsb_error_random) == (0, 0)
+    assert file.provenance["env_steps"] == 77
+    assert np.array_equal(file.golden.observations["observation"], observations(8))
+    assert report.runtime == Policy.load(file).runtime_name
+
+
+def test_export_is_reproducible_and_replaces(tmp_path, checkpoint):
+    model = tmp_path / "model.tflite"
+    model.write_bytes(b"old")
+    first = export_policy(checkpoint, model)
+    assert export_policy(checkpoint, model).sha256 == first.sha256
+    assert [f.name for f in tmp_path.iterdir() if f.is_file()] == ["model.tflite"]
+
+
+def test_export_draws_goldens_where_none_were_recorded(tmp_path, policy):
+    save_policy(tmp_path / "policy", snapshot=policy.snapshot(), spec=policy.spec, contract=make_contract(policy.spec))
+    assert export_policy(tmp_path / "policy", tmp_path / "m.tflite").golden_vectors == 8
+
+
+def test_float_twin_computes_the_unquantized_network(checkpoint, policy):
+    file = read_policy(float_policy(checkpoint))
+    assert file.contract.scheme == "float32"
+    Policy.load(file)
+    assert all(tensor.dtype == "float32" for tensor in file.graph.tensors if tensor.size and tensor.dtype != "int32")
+    snapshot, values = policy.snapshot(), observations(8)
+    values = (values - snapshot.offset) * snapshot.scale
+    for kernel, bias in zip(snapshot.kernels[:-1], snapshot.biases[:-1], strict=True):
+        values = np.maximum(values @ kernel + bias, 0)
+    np.testing.assert_allclose(
+        file.golden.outputs["q_values"], values @ snapshot.kernels[-1] + snapshot.biases[-1], atol=1e-4
+    )
+
+
+def test_no_policy_is_a_run_not_found(tmp_path):
+    for action in (lambda: export_policy(tmp_path / "none", tmp_path / "m.tflite"), lambda: float_policy(tmp_path)):
+        with pytest.raises(RunNotFound):
+            action()
+
+
+def test_damaged_policy_leaves_the_old_model(tmp_path, checkpoint):
+    model = tmp_path / "model.tflite"
+    model.write_bytes(b"old")
+    next(checkpoint.glob("*.npz")).write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        export_policy(checkpoint, model)
+    assert model.read_bytes() == b"old"
+
+
+def test_nan_policy_leaves_the_old_model(tmp_path, checkpoint, policy):
+    snapshot = policy.snapshot()
+    snapshot.kernels[1][0, 0] = np.nan
+    save_policy(checkpoint, snapshot=snapshot, spec=policy.spec, contract=make_contract(policy.spec))
+    model = tmp_path / "model.tflite"
+    model.write_bytes(b"old")
+    with pytest.raises(NonFiniteError):
+        export_policy(checkpoint, model)
+    with pytest.raises(NonFiniteError):
+        float_policy(checkpoint)
+    assert model.read_bytes() == b"old"
+
+
+def test_unwritable_targets_fail_before_the_conversion(tmp_path, checkpoint, monkeypatch):
+    monkeypatch.setattr(module, "int8_bytes", lambda policy: pytest.fail("converted first"))
+    (tmp_path / "file").write_text("x")
+    for target in (tmp_path, tmp_path / "file" / "model.tflite"):
+        with pytest.raises(ModelFileError, match="cannot be written"):
+            export_policy(checkpoint, target)
+
+
+def test_a_file_that_computes_something_else_is_not_written(tmp_path, checkpoint, monkeypatch):
+    real = module.twin_outputs
+    monkeypatch.setattr(module, "twin_outputs", lambda *args: real(*args) * 1.5)
+    with pytest.raises(SelfTestError, match="LSB"):
+        export_policy(checkpoint, tmp_path / "model.tflite")
+    assert not (tmp_path / "model.tflite").exists()
+
+
+def test_a_patched_file_that_differs_is_not_written(tmp_path, checkpoint, monkeypatch):
+    monkeypatch.setattr(module, "difference", lambda *args: "kernel")
+    with pytest.raises(SelfTestError, match="kernel"):
+        export_policy(checkpoint, tmp_path / "model.tflite")
+    assert not (tmp_path / "model.tflite").exists()

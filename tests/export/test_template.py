@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from export_factory import make_contract, make_spec, observations
+
+from quarl_device.errors import SelfTestError
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy
+from quarl_export.audit import audit
+from quarl_export.golden import run_goldens
+from quarl_export.graph import view
+from quarl_export.parity import lsb_errors, twin_outputs
+from quarl_export.qat import QatPolicy
+from quarl_export.template import Template
+
+
+def test_a_push_is_a_policy_file_that_a_device_loads(template, policy):
+    data = template.patch(policy.snapshot())
+    file = read_policy(data)
+    assert file.contract == template.contract
+    assert file.contract.normalizer.where == "graph"
+    assert file.contract.observations[0].tensor == "observation"
+    assert dict(file.contract.head.outputs) == {"q_values": "q_values"}
+    golden = run_goldens(data, file.contract, file.golden.observations)
+    device = Policy.load(file, golden=golden)
+    inputs = observations(50, seed=3)
+    wanted = twin_outputs(policy.spec, policy.snapshot(), inputs).argmax(axis=1)
+    assert [device.act(row) for row in inputs] == wanted.tolist()
+
+
+def test_batches_act_like_single_observations(template, policy):
+    file = read_policy(template.patch(policy.snapshot()))
+    inputs = observations(64, seed=4)
+    batch = Policy.load(file, batch_size=64, self_test=False).act_batch(inputs)
+    single = Policy.load(file, self_test=False)
+    assert batch.tolist() == [single.act(row) for row in inputs]
+
+
+def test_the_file_as_built_passes_its_own_goldens(spec):
+    policy = QatPolicy(spec, seed=8)
+    policy.calibrate(observations(64))
+    template = Template.from_model(policy, make_contract(spec), observations(8), provenance={"run": "x"})
+    file = read_policy(template.patch(policy.snapshot()))
+    Policy.load(file)
+    assert file.provenance == {"run": "x"}
+    assert file.contract.normalizer.where == "none"
+
+
+def test_old_goldens_do_not_pass_for_another_policy(template, policy):
+    other = policy.clone()
+    for variable in other.trainable_variables:
+        variable.assign(variable * 1.5)
+    old = read_policy(template.patch(policy.snapshot()))
+    golden = run_goldens(old.data, old.contract, old.golden.observations)
+    with pytest.raises(SelfTestError):
+        Policy.load(read_policy(template.patch(other.snapshot())), golden=golden)
+
+
+def test_metadata_changes_nothing_that_computes(template, policy):
+    assert audit(policy.spec, policy.snapshot(), template.patch(policy.snapshot())).identical
+
+
+def test_every_patch_has_the_same_size(template, policy):
+    assert len(template.patch(policy.snapshot())) == len(template.data)
+
+
+def test_centred_files_act_like_uncentred_ones_with_smaller_outputs():
+    inputs = observations(128, seed=5)
+    outputs, actions = [], []
+    for center_q in (False, True):
+        policy = QatPolicy(make_spec(actions=3, center_q=center_q), seed=3)
+        policy.calibrate(inputs)
+        policy.trainable_variables[-1].assign([30.0, 30.5, 31.0])
+        policy.head_range_from(inputs)
+        template = Template.from_model(policy, make_contract(policy.spec), inputs[:8])
+        file = read_policy(template.patch(policy.snapshot()))
+        outputs.append(run_goldens(file.data, file.contract, inputs[:32]).outputs["q_values"])
+        actions.append(Policy.load(file, self_test=False))
+        last = policy.model(inputs, training=False).numpy()
+    assert outputs[0].min() > 20.0
+    assert np.abs(outputs[1]).max() < 10.0
+    # Uncentred, the step is so coarse that near ties differ; centred, nearly all agree with the float argmax.
+    agree = np.mean([actions[1].act(row) == q.argmax() for row, q in zip(inputs, last, strict=True)])
+    assert agree > 0.95
+
+
+def test_trained_file_and_network_agree_in_every_step():
+    """The claim of QAT: the int8 file computes what the network computed in training, bias rounding aside."""
+    from quarl_export.keras2 import keras, tf
+
+    policy = QatPolicy(make_spec(inputs=6, hidden=(32, 32), actions=3), seed=4)
+    optimizer = keras.optimizers.Adam(5e-3)
+    optimizer.build(policy.trainable_variables)
+    inputs = observations(256, inputs=6)
+
+    @tf.function(jit_compile=True)
+    def train(batch):
+        goals = tf.sin(batch[:, :3] * 2.0) + batch[:, 3:]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(policy.model(batch, training=True) - goals))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, policy.trainable_variables), policy.trainable_variables, strict=True)
+        )
+        return loss
+
+    for _ in range(300):
+        loss = float(train(tf.constant(inputs)))
+    assert loss < 0.1
+    policy.head_range_from(inputs)
+    snapshot = policy.snapshot()
+    template = Template.from_model(policy, make_contract(policy.spec), inputs[:8])
+    model = template.patch(snapshot)
+    golden = run_goldens(model, template.contract, inputs)
+    errors = lsb_errors(
+        golden.outputs["q_values"], twin_outputs(policy.spec, snapshot, inputs), lsb=golden.lsb["q_values"]
+    )
+    assert errors.max() == 0
+
+
+def test_no_biases_snapped_no_agreement(policy):
+    """Snapping is not decoration: the twin's biases differ from the learned ones."""
+    from quarl_export.parity import with_snapped_biases
+
+    snapshot = dataclasses.replace(
+        policy.snapshot(), biases=tuple(b + np.float32(0.0123) for b in policy.snapshot().biases)
+    )
+    snapped = with_snapped_biases(snapshot)
+    assert not np.array_equal(snapped.biases[0], snapshot.biases[0])
+    np.testing.assert_allclose(snapped.biases[0], snapshot.biases[0], atol=1e-3)
+
+
+def test_kernels_are_named_for_readers(template):
+    names = {tensor.name for tensor in view(template.data).tensors}
+    assert {"kernel_0", "bias_2", "offset", "scale", "observation", "q_values", "activation_1"} <= names
