@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import importlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import (
     ContractError,
-    EnvironmentFault,
     EnvironmentMisbehaved,
     MissingExtra,
+    QuarlError,
     SpaceMismatch,
     UnknownEnvironment,
     UnsupportedSpace,
@@ -54,22 +55,38 @@ def check_registered(env_id: str, *, allow_module: bool = False) -> None:
     Raises:
         UnknownEnvironment: not registered, with the nearest ids; or a module prefix that is not allowed.
     """
-    shown = repr(env_id[:MAX_ENV_ID])
-    if ":" in env_id and not allow_module:
-        raise UnknownEnvironment(
-            f"environment id {shown} names a module to import; only this device's own --env may do that",
-            hint="start with --env on the device",
-        )
-    if ":" not in env_id and env_id in gymnasium.registry:
-        return
+    _find_spec(env_id, allow_module=allow_module)
+
+
+def _find_spec(env_id: str, *, allow_module: bool) -> GymnasiumSpec:
+    shown, name = repr(env_id[:MAX_ENV_ID]), env_id
     if ":" in env_id:
-        _find_spec(env_id)
-        return
-    near = _nearest(env_id)
+        if not allow_module:
+            raise UnknownEnvironment(
+                f"environment id {shown} names a module to import; only this device's own --env may do that",
+                hint="start with --env on the device",
+            )
+        module, name = env_id.split(":", 1)
+        _import(module, shown)
+    found = gymnasium.registry.get(name)
+    if found is not None:
+        return found
+    near = _nearest(name)
     raise UnknownEnvironment(
         f"no environment {shown} is registered",
         hint=f"did you mean {' or '.join(near)}?" if near else "install and register the package that defines it",
     )
+
+
+def _import(module: str, shown: str) -> None:
+    try:
+        with _quiet():
+            importlib.import_module(module)
+    # The module is anybody's code and may raise anything.
+    except Exception as error:
+        raise UnknownEnvironment(
+            f"the module of environment {shown} cannot be imported: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _nearest(env_id: str) -> list[str]:
@@ -89,14 +106,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _find_spec(env_id: str) -> GymnasiumSpec:
-    try:
-        with _quiet():
-            return gymnasium.spec(env_id)
-    except (gymnasium.error.Error, ImportError, ValueError) as error:
-        raise UnknownEnvironment(f"environment {env_id[:MAX_ENV_ID]!r} cannot be found: {first_line(error)}") from error
 
 
 def spaces_to_specs(
@@ -205,8 +214,7 @@ def make_single(spec: EnvSpec, *, seed: int | None = None, allow_module: bool = 
         MissingExtra: the environment's own dependency is not installed.
         EnvironmentMisbehaved: its constructor or first reset raised.
     """
-    check_registered(spec.env_id, allow_module=allow_module)
-    bare = copy.deepcopy(_find_spec(spec.env_id))
+    bare = copy.copy(_find_spec(spec.env_id, allow_module=allow_module))
     bare.order_enforce, bare.disable_env_checker = False, True
     with _making(spec):
         env = gymnasium.make(bare, **dict(spec.kwargs))
@@ -221,7 +229,7 @@ def _making(spec: EnvSpec) -> Iterator[None]:
     try:
         with _quiet():
             yield
-    except EnvironmentFault:
+    except QuarlError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(
@@ -350,12 +358,11 @@ def make_vector(spec: EnvSpec, num_envs: int, *, allow_module: bool = False) -> 
         EnvironmentMisbehaved: its constructor raised.
         UnsupportedSpace: spaces that this version does not take.
     """
-    check_registered(spec.env_id, allow_module=allow_module)
-    registered = _find_spec(spec.env_id)
+    registered = _find_spec(spec.env_id, allow_module=allow_module)
     with _making(spec):
         if registered.vector_entry_point is not None and not _needs_wrappers(registered):
             env = gymnasium.make_vec(
-                spec.env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **dict(spec.kwargs)
+                registered.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **dict(spec.kwargs)
             )
             if env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
                 return VectorAdapter(env, mode="next_step")

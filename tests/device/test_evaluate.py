@@ -1,0 +1,168 @@
+"""Evaluation: greedy episodes of the file itself, on stated seeds, with faults named."""
+
+import dataclasses
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from quarl_device import evaluate as module
+from quarl_device.environments import EnvSpec
+from quarl_device.errors import EnvironmentMisbehaved, SpaceMismatch, UnknownEnvironment, UsageError
+from quarl_device.evaluate import evaluate
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy_path
+
+DATA = Path(__file__).parent.parent / "data"
+CARTPOLE = read_policy_path(DATA / "cartpole.tflite")
+
+
+class Faulty(gymnasium.Env):
+    """Four numbers to see, two actions, and one fault at step 2."""
+
+    observation_space = Box(-9, 9, (4,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, fault=""):
+        self.fault, self.count = fault, 0
+
+    def observation(self):
+        return np.full(4, self.np_random.uniform(), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        if self.fault == "reset":
+            raise OSError("cable out")
+        return self.observation(), {}
+
+    def step(self, action):
+        self.count += 1
+        observation, reward = self.observation(), 1.5
+        if self.count == 3:
+            if self.fault == "reward":
+                reward = float("nan")
+            if self.fault == "observation":
+                observation[1] = np.inf
+            if self.fault == "shape":
+                observation = observation[:3]
+            if self.fault == "raise":
+                raise OSError("cable out")
+            if self.fault == "none":
+                reward = None
+        return observation, reward, self.fault != "endless" and self.count >= 5, False, {}
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    gymnasium.register("QuarlFaulty-v0", entry_point=Faulty)
+    yield
+    del gymnasium.registry["QuarlFaulty-v0"]
+
+
+def faulty(fault=""):
+    return EnvSpec(env_id="QuarlFaulty-v0", kwargs={"fault": fault})
+
+
+def test_a_good_policy_balances_the_pole():
+    result = evaluate(CARTPOLE, episodes=3, seed=0)
+    assert result.returns == (500.0, 500.0, 500.0)
+    assert (result.return_mean, result.return_std, result.steps, result.episodes) == (500.0, 0.0, 1500, 3)
+    assert (result.env_id, result.seed, result.sha256) == ("CartPole-v1", 0, CARTPOLE.sha256)
+    assert result.runtime.startswith("ai-edge-litert ")
+    assert 0 < result.act_us_p50 < 1000
+
+
+def test_episodes_are_those_of_their_seeds():
+    """Each return is what gymnasium itself gives for this seed and the policy's actions."""
+    policy, wanted = Policy.load(CARTPOLE), []
+    spec = EnvSpec(env_id="CartPole-v1", kwargs={"sutton_barto_reward": True})
+    for seed in (11, 12):
+        env = gymnasium.make("CartPole-v1", sutton_barto_reward=True)
+        observation, total, done = env.reset(seed=seed)[0], 0.0, False
+        while not done:
+            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+            total, done = total + float(reward), terminated or truncated
+        wanted.append(total)
+    assert evaluate(CARTPOLE, episodes=2, seed=11, env=spec).returns == tuple(wanted)
+
+
+def test_statistics():
+    result = evaluate(CARTPOLE, episodes=4, seed=3, env=faulty())
+    assert result.returns == (7.5,) * 4
+    assert result.steps == 20
+
+
+def test_repeating_gives_the_same():
+    first, second = (evaluate(CARTPOLE, episodes=3, seed=5, env=faulty()) for _ in range(2))
+    assert dataclasses.replace(first, act_us_p50=0.0) == dataclasses.replace(second, act_us_p50=0.0)
+
+
+def test_progress_and_stop():
+    seen = []
+    result = evaluate(CARTPOLE, episodes=10, seed=0, env=faulty(), progress=seen.append, stop=lambda: len(seen) >= 4)
+    assert seen == [1, 2, 3, 4]
+    assert result.episodes == 4
+
+
+def test_stopped_at_once():
+    result = evaluate(CARTPOLE, episodes=10, seed=0, stop=lambda: True)
+    assert (result.episodes, result.returns, result.return_mean, result.return_std) == (0, (), 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("reward", "reward is nan in episode 0, step 2"),
+        ("observation", "observation in episode 0, step 3 holds NaN or Inf"),
+        ("shape", r"observation in episode 0, step 3 has shape \(3,\), its space says \(4,\)"),
+        ("raise", r"raised in step\(\) in episode 0, step 2: OSError: cable out"),
+        ("none", r"raised in step\(\) in episode 0, step 2: TypeError"),
+        ("reset", r"raised in reset\(seed=7\) in episode 0"),
+    ],
+)
+def test_faults_name_their_place(fault, message):
+    with pytest.raises(EnvironmentMisbehaved, match=message):
+        evaluate(CARTPOLE, episodes=2, seed=7, env=faulty(fault))
+
+
+def test_an_endless_episode(monkeypatch):
+    monkeypatch.setattr(module, "MAX_EPISODE_STEPS", 100)
+    with pytest.raises(EnvironmentMisbehaved, match="episode 0 has not ended after 100 steps") as caught:
+        evaluate(CARTPOLE, episodes=1, seed=0, env=faulty("endless"))
+    assert "time limit" in caught.value.hint
+
+
+def test_another_environment_must_have_the_same_spaces():
+    with pytest.raises(SpaceMismatch, match=r"float32\[6\], expected float32\[4\]"):
+        evaluate(CARTPOLE, episodes=1, seed=0, env=EnvSpec(env_id="Acrobot-v1"))
+
+
+@pytest.mark.parametrize(("episodes", "seed"), [(0, 0), (-1, 0), (1, -1), (1, 2**31)])
+def test_senseless_numbers(episodes, seed):
+    with pytest.raises(UsageError, match="cannot evaluate"):
+        evaluate(CARTPOLE, episodes=episodes, seed=seed)
+
+
+def with_env(env_id):
+    return dataclasses.replace(CARTPOLE, contract=dataclasses.replace(CARTPOLE.contract, env_id=env_id))
+
+
+def test_a_file_that_names_no_environment():
+    with pytest.raises(UsageError, match="names no environment"):
+        evaluate(with_env(""), episodes=1, seed=0)
+
+
+def test_a_file_never_imports_a_module():
+    with pytest.raises(UnknownEnvironment, match="module"):
+        evaluate(with_env("antigravity:CartPole-v1"), episodes=1, seed=0)
+
+
+def test_the_environment_is_closed(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Faulty, "close", lambda self: closed.append(True))
+    with pytest.raises(EnvironmentMisbehaved):
+        evaluate(CARTPOLE, episodes=1, seed=0, env=faulty("raise"))
+    assert closed == [True]
