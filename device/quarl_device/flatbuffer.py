@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import ModelFileError
+from quarl_device.flatbuffer_table import I8, I32, U8, U32, U64, Source, Table
 
 IDENTIFIER = b"TFL3"
 MAX_MODEL_BYTES = 2**31 - 1
 MAX_TENSORS = 4096
 MAX_RANK = 8
-MAX_NAME_BYTES = 1024
-# Offsets may overlap, so a small file can name far more tables and elements than it has bytes.
-MAX_ELEMENTS = 1_000_000
-MAX_SLOTS = 64
 
 TENSOR_TYPES: Mapping[int, str] = {
     0: "float32",
@@ -87,7 +83,6 @@ _NAMES: Mapping[int, str] = {
     150: "GELU",
 }
 
-T = TypeVar("T")
 OptionValue = int | float | tuple[int, ...] | None
 
 
@@ -232,128 +227,9 @@ def operator_name(code: int) -> str:
     return str(next(names, f"operator-{code}"))
 
 
-class _Source:
-    """The file and how many elements of it may still be read."""
-
-    __slots__ = ("data", "left")
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.left = data, MAX_ELEMENTS
-
-    def spend(self, count: int) -> None:
-        self.left -= count
-        if self.left < 0:
-            raise ModelFileError(f"TFLite file names more than {MAX_ELEMENTS:,} tables, indices and scales")
-
-
-class _Table:
-    """A flatbuffer table whose vtable has been checked; each getter checks its field."""
-
-    __slots__ = ("_data", "_fields", "_position", "_size", "_source", "_what")
-
-    def __init__(self, source: _Source, position: int, what: str, slots: int) -> None:
-        source.spend(1)
-        self._source, self._position, self._what = source, position, what
-        self._data = data = source.data
-        if not 0 < position <= len(data) - 4 or position % 4:
-            raise self._bad(f"lies at {position}")
-        vtable = position - _I32.unpack_from(data, position)[0]
-        if not 0 <= vtable <= len(data) - 4 or vtable % 2:
-            raise self._bad(f"has a vtable at {vtable}")
-        vtable_size, self._size = _U16X2.unpack_from(data, vtable)
-        count = (vtable_size - 4) // 2
-        if vtable_size % 2 or not 0 <= count <= MAX_SLOTS or vtable + vtable_size > len(data):
-            raise self._bad(f"has a vtable of {vtable_size} bytes")
-        if self._size < 4 or position + self._size > len(data):
-            raise self._bad(f"is {self._size} bytes long")
-        self._fields: tuple[int, ...] = struct.unpack_from(f"<{count}H", data, vtable + 4)
-        if any(self._fields[slots:]):
-            raise ModelFileError(f"TFLite file: {what} uses fields of a newer schema than this version knows")
-
-    def _bad(self, found: str) -> ModelFileError:
-        return ModelFileError(f"TFLite file is damaged: {self._what} {found} in a file of {len(self._data)} bytes")
-
-    def _at(self, slot: int, width: int) -> int:
-        """Return the absolute position of a field of `width` bytes, 0 if absent."""
-        offset = self._fields[slot] if slot < len(self._fields) else 0
-        if offset == 0:
-            return 0
-        position = self._position + offset
-        if offset < 4 or offset + width > self._size or position % width:
-            raise self._bad(f"has field {slot} at {offset}")
-        return position
-
-    def has(self, slot: int) -> bool:
-        return slot < len(self._fields) and self._fields[slot] != 0
-
-    def integer(self, slot: int, layout: struct.Struct, default: int = 0) -> int:
-        position = self._at(slot, layout.size)
-        return int(layout.unpack_from(self._data, position)[0]) if position else default
-
-    def real(self, slot: int) -> float | None:
-        position = self._at(slot, 4)
-        return float(_F32.unpack_from(self._data, position)[0]) if position else None
-
-    def _follow(self, slot: int) -> int:
-        position = self._at(slot, 4)
-        if not position:
-            return 0
-        target = position + int(_U32.unpack_from(self._data, position)[0])
-        if target == position or target > len(self._data) - 4 or target % 4:
-            raise self._bad(f"has field {slot} leading to {target}")
-        return target
-
-    def vector(self, slot: int, width: int, cap: int | None = None) -> tuple[int, int]:
-        """Return (start, count) of a vector's elements; (0, 0) if absent."""
-        target = self._follow(slot)
-        if not target:
-            return 0, 0
-        count = int(_U32.unpack_from(self._data, target)[0])
-        start = target + 4
-        if start + count * width > len(self._data) or (start % width and count):
-            raise self._bad(f"has in field {slot} a vector of {count} elements at {start}")
-        if cap is not None and count > cap:
-            raise ModelFileError(
-                f"TFLite file: {self._what} has {count} elements in field {slot}, expected at most {cap}"
-            )
-        return start, count
-
-    def integers(self, slot: int, cap: int) -> tuple[int, ...]:
-        start, count = self.vector(slot, 4, cap)
-        self._source.spend(count)
-        return struct.unpack_from(f"<{count}i", self._data, start)
-
-    def array(self, slot: int, dtype: str) -> NDArray[np.generic]:
-        kind = np.dtype(dtype)
-        start, count = self.vector(slot, kind.itemsize)
-        self._source.spend(count)
-        return np.frombuffer(self._data, dtype=kind, count=count, offset=start)
-
-    def text(self, slot: int) -> str:
-        start, count = self.vector(slot, 1, MAX_NAME_BYTES)
-        if start and (start + count >= len(self._data) or self._data[start + count] != 0):
-            raise self._bad(f"has in field {slot} a string without its end mark")
-        return self._data[start : start + count].decode("utf-8", "replace")
-
-    def table(self, slot: int, what: str, slots: int) -> _Table | None:
-        target = self._follow(slot)
-        return _Table(self._source, target, what, slots) if target else None
-
-    def tables(self, slot: int, what: str, slots: int, build: Callable[[int, _Table], T]) -> tuple[T, ...]:
-        start, count = self.vector(slot, 4, MAX_TENSORS)
-        self._source.spend(count)
-        offsets = struct.unpack_from(f"<{count}I", self._data, start)
-        places = (start + 4 * n + offset for n, offset in enumerate(offsets))
-        return tuple(build(n, _Table(self._source, place, f"{what} {n}", slots)) for n, place in enumerate(places))
-
-
-_U16X2, _U8, _I8 = struct.Struct("<HH"), struct.Struct("<B"), struct.Struct("<b")
-_U32, _I32, _F32, _U64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<f"), struct.Struct("<Q")
-
-
 def _read_model(data: bytes) -> Graph:
-    model = _Table(_Source(data), int(_U32.unpack_from(data, 0)[0]), "the model", 10)
-    version = model.integer(0, _U32)
+    model = Table(Source(data), int(U32.unpack_from(data, 0)[0]), "the model", 10)
+    version = model.integer(0, U32)
     if version != 3:
         raise ModelFileError(f"TFLite schema version {version} is not 3")
     if any(model.vector(slot, 4)[1] for slot in (8, 9)):
@@ -390,30 +266,30 @@ def _read_model(data: bytes) -> Graph:
     )
 
 
-def _read_code(_: int, table: _Table) -> tuple[int, int, str]:
-    code = max(table.integer(0, _I8), table.integer(3, _I32))
-    return code, table.integer(2, _I32, 1), table.text(1)
+def _read_code(_: int, table: Table) -> tuple[int, int, str]:
+    code = max(table.integer(0, I8), table.integer(3, I32))
+    return code, table.integer(2, I32, 1), table.text(1)
 
 
-def _read_buffer(number: int, table: _Table) -> tuple[int, int]:
-    if table.integer(1, _U64) > 1 or table.integer(2, _U64) > 1:
+def _read_buffer(number: int, table: Table) -> tuple[int, int]:
+    if table.integer(1, U64) > 1 or table.integer(2, U64) > 1:
         raise ModelFileError(f"TFLite file keeps buffer {number} outside of the flatbuffer, which a policy cannot")
     return table.vector(0, 1)
 
 
-def _read_metadata(table: _Table, buffers: tuple[tuple[int, int], ...]) -> tuple[str, tuple[int, int]]:
-    number = table.integer(1, _U32)
+def _read_metadata(table: Table, buffers: tuple[tuple[int, int], ...]) -> tuple[str, tuple[int, int]]:
+    number = table.integer(1, U32)
     if number >= len(buffers):
         raise ModelFileError(f"TFLite file is damaged: metadata names buffer {number} of {len(buffers)}")
     return table.text(0), buffers[number]
 
 
-def _read_tensor(index: int, table: _Table, buffers: tuple[tuple[int, int], ...]) -> Tensor:
-    number = table.integer(2, _U32)
+def _read_tensor(index: int, table: Table, buffers: tuple[tuple[int, int], ...]) -> Tensor:
+    number = table.integer(2, U32)
     if number >= len(buffers):
         raise ModelFileError(f"TFLite file is damaged: tensor {index} names buffer {number} of {len(buffers)}")
     shape = table.integers(0, MAX_RANK)
-    kind = table.integer(1, _I8)
+    kind = table.integer(1, I8)
     quantization, plain = _read_quantization(table.table(4, f"quantization of tensor {index}", 7))
     start, size = buffers[number]
     return Tensor(
@@ -429,12 +305,12 @@ def _read_tensor(index: int, table: _Table, buffers: tuple[tuple[int, int], ...]
         plain=plain
         and not table.has(6)
         and not table.has(9)
-        and not table.integer(5, _U8)
-        and not table.integer(10, _U32),
+        and not table.integer(5, U8)
+        and not table.integer(10, U32),
     )
 
 
-def _read_quantization(table: _Table | None) -> tuple[Quantization | None, bool]:
+def _read_quantization(table: Table | None) -> tuple[Quantization | None, bool]:
     if table is None:
         return None, True
     scales = table.array(2, "<f4").astype(np.float32, copy=False)
@@ -444,15 +320,15 @@ def _read_quantization(table: _Table | None) -> tuple[Quantization | None, bool]
     plain = not table.has(5)
     if not scales.size:
         return None, plain and not zero_points.size
-    return Quantization(scales=scales, zero_points=zero_points, axis=table.integer(6, _I32)), plain
+    return Quantization(scales=scales, zero_points=zero_points, axis=table.integer(6, I32)), plain
 
 
-def _read_operator(index: int, table: _Table, codes: tuple[tuple[int, int, str], ...]) -> Operator:
-    number = table.integer(0, _U32)
+def _read_operator(index: int, table: Table, codes: tuple[tuple[int, int, str], ...]) -> Operator:
+    number = table.integer(0, U32)
     if number >= len(codes):
         raise ModelFileError(f"TFLite file is damaged: operator {index} names operator code {number} of {len(codes)}")
     code, version, custom = codes[number]
-    options_type = table.integer(3, _U8)
+    options_type = table.integer(3, U8)
     plain = not any(table.vector(slot, width)[1] for slot, width in ((5, 1), (7, 1), (8, 4)))
     plain = plain and not any(table.has(slot) for slot in (9, 10, 12)) and not custom
     return Operator(
@@ -468,7 +344,7 @@ def _read_operator(index: int, table: _Table, codes: tuple[tuple[int, int, str],
     )
 
 
-def _read_options(index: int, operator: _Table, options_type: int) -> tuple[OptionValue, ...]:
+def _read_options(index: int, operator: Table, options_type: int) -> tuple[OptionValue, ...]:
     layout = _OPTIONS.get(options_type)
     table = operator.table(4, f"options of operator {index}", 64 if layout is None else len(layout))
     if table is None or layout is None:
@@ -476,22 +352,22 @@ def _read_options(index: int, operator: _Table, options_type: int) -> tuple[Opti
     return tuple(_read_option(table, slot, kind) for slot, kind in enumerate(layout))
 
 
-def _read_option(table: _Table, slot: int, kind: str) -> OptionValue:
+def _read_option(table: Table, slot: int, kind: str) -> OptionValue:
     if not table.has(slot):
         return None
     if kind == "f":
         return table.real(slot)
     if kind == "I":
         return table.integers(slot, MAX_RANK)
-    return table.integer(slot, _I8 if kind == "b" else _I32)
+    return table.integer(slot, I8 if kind == "b" else I32)
 
 
-def _check_signature(table: _Table, tensors: int) -> None:
+def _check_signature(table: Table, tensors: int) -> None:
     table.text(2)
-    if table.integer(4, _U32) != 0:
+    if table.integer(4, U32) != 0:
         raise ModelFileError("TFLite file is damaged: a signature names another subgraph than 0")
     for slot in (0, 1):
-        for index in table.tables(slot, "signature entry", 2, lambda _, entry: (entry.text(0), entry.integer(1, _U32))):
+        for index in table.tables(slot, "signature entry", 2, lambda _, entry: (entry.text(0), entry.integer(1, U32))):
             if index[1] >= tensors:
                 raise ModelFileError(f"TFLite file is damaged: signature entry {index[0]!r} names tensor {index[1]}")
 

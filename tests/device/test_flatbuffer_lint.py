@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
 
-from quarl_device import lint
+from quarl_device import lint, lint_rules
 from quarl_device.errors import ModelFileError
 from quarl_device.flatbuffer import Graph, Operator, Quantization, Tensor, read_graph
 from quarl_device.lint import check_runnable
@@ -233,7 +233,7 @@ def run(name, inputs, output, options=(), indices=None):
     # Constants of these tests share one place in the file: at most one of them is looked at.
     named = [t.name for t in constants if t.name.startswith("axes")]
     data = b"\0" * 8 + np.array([int(n) for name in named for n in name.split()[1:]] or [0] * 1024, "<i4").tobytes()
-    kind_of = lint._KINDS[name]
+    kind_of = lint_rules.KINDS[name]
     call = Operator(
         index=0,
         code=0,

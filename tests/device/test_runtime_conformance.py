@@ -3,12 +3,14 @@
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import flatbuffers
 import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 
 from quarl_device.errors import MissingRuntime, ModelFileError, UsageError
 from quarl_device.policy import Policy
-from quarl_device.policy_file import read_policy_path
+from quarl_device.policy_file import read_policy, read_policy_path
 from quarl_device.runtime import PolicyRuntime, discovery, find_runtime, runtime_names
 from quarl_device.runtime.bench import act_latency
 from quarl_device.runtime.litert import LiteRTRuntime, TFLiteRuntime
@@ -153,6 +155,31 @@ def test_tflite_runtime_says_that_it_needs_numpy_1(monkeypatch):
 def test_batch_sizes_are_bounded(batch_size):
     with pytest.raises(ModelFileError, match="batch size"):
         LiteRTRuntime().load(CASE.model, inputs=[CASE.source], outputs=[CASE.sink], batch_size=batch_size)
+
+
+def two_outputs():
+    """The same model with its last int8 tensor as a second output."""
+    model = schema.ModelT.InitFromPackedBuf(FILE.data, 0)
+    model.subgraphs[0].outputs = [*model.subgraphs[0].outputs, FILE.graph.operators[-1].inputs[0]]
+    model.signatureDefs = None
+    builder = flatbuffers.Builder(4096)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_several_outputs_come_in_the_order_asked_for(batch_size):
+    data = two_outputs()
+    second = FILE.graph.tensors[FILE.graph.operators[-1].inputs[0]]
+    rows = CASE.observations[:batch_size]
+    names = [second.name, CASE.sink]
+    model = LiteRTRuntime().load(data, inputs=[CASE.source], outputs=names, batch_size=batch_size)
+    stored, real = model.infer(rows)
+    assert (stored.dtype, real.dtype) == (np.int8, np.float32)
+    scale, zero = second.quantization.scales[0], int(second.quantization.zero_points[0])
+    np.testing.assert_allclose((stored.astype(np.int32) - zero) * scale, real, rtol=1e-6)
+    assert list(model.run({CASE.source: rows})) == names
+    assert read_policy(data).contract == FILE.contract
 
 
 def test_the_runtime_says_why_it_refuses():
