@@ -205,7 +205,7 @@ class TrainingLoop:
             self._submit_judge(pushed)
 
     def _submit_judge(self, pushed: Pushed) -> None:
-        if self._parts.evaluator.submit(pushed.policy, version=pushed.version, env_steps=pushed.env_steps):
+        if self._parts.evaluator.submit(pushed.policy, pushed.golden, version=pushed.version, env_steps=pushed.env_steps):
             self._judging = {pushed.version: pushed}
 
     def _poll_judge(self, *, timeout_s: float) -> None:

@@ -26,6 +26,7 @@ class Pushed:
         env_steps: environment steps behind it.
         snapshot: the learned weights and ranges that it was patched from.
         policy: the int8 file.
+        golden: what `policy` answers to the golden observations.
         sha256: hex digest of `policy`.
         prepare_ms: variables read to signed bytes.
         published: whether the link took it; a link that is down loses nothing, the newest push is retained later.
@@ -35,6 +36,7 @@ class Pushed:
     env_steps: int
     snapshot: PolicySnapshot
     policy: bytes
+    golden: GoldenVectors
     sha256: str
     prepare_ms: float
     published: bool
@@ -113,6 +115,7 @@ class PolicyPublisher:
             env_steps=env_steps,
             snapshot=snapshot,
             policy=policy,
+            golden=golden,
             sha256=digest,
             prepare_ms=prepare_ms,
             published=published,

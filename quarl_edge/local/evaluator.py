@@ -7,11 +7,11 @@ import multiprocessing
 import signal
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quarl_device.errors import QuarlError
 from quarl_device.evaluate import Evaluation, evaluate
-from quarl_device.policy_file import read_policy
+from quarl_device.policy_file import GoldenVectors, read_policy
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,11 +46,12 @@ class Evaluator:
         self._running: tuple[int, int, Future[Evaluation]] | None = None
         self._pool.submit(_warm)
 
-    def submit(self, policy: bytes, *, version: int, env_steps: int) -> bool:
+    def submit(self, policy: bytes, golden: GoldenVectors, *, version: int, env_steps: int) -> bool:
         """Start judging `policy` unless one is being judged.
 
         Args:
             policy: the int8 file.
+            golden: its answers, as the push header carries them: those in the file are the template's.
             version: its policy version.
             env_steps: environment steps behind it.
 
@@ -59,7 +60,7 @@ class Evaluator:
         """
         if self._running is not None:
             return False
-        future = self._pool.submit(_evaluate, policy, self._episodes, self._seed)
+        future = self._pool.submit(_evaluate, policy, golden, self._episodes, self._seed)
         self._running = (version, env_steps, future)
         return True
 
@@ -110,5 +111,5 @@ def _warm() -> None:
     find_runtime()
 
 
-def _evaluate(policy: bytes, episodes: int, seed: int) -> Evaluation:
-    return evaluate(read_policy(policy), episodes=episodes, seed=seed)
+def _evaluate(policy: bytes, golden: GoldenVectors, episodes: int, seed: int) -> Evaluation:
+    return evaluate(replace(read_policy(policy), golden=golden), episodes=episodes, seed=seed)

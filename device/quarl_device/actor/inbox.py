@@ -1,0 +1,137 @@
+"""Turns pushes into policies off the stepping thread: a slot of one, the latest wins."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from quarl_device.actor.acting import ActingPolicy
+from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.errors import QuarlError, SpaceMismatch
+from quarl_device.policy import Policy
+from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
+from quarl_device.runtime import PolicyRuntime
+from quarl_device.wire.keys import PublicKey
+from quarl_device.wire.push import PushHeader, decode_push, newer
+
+_LOG = logging.getLogger(__name__)
+_LOGGED_REFUSALS = 20
+
+
+class Inbox:
+    """Verifies, lints and self-tests each push, newest first, and hands on what holds.
+
+    Args:
+        runtime: that policies are loaded into.
+        batch_size: observations per call of the loop.
+        actor_index: picks this actor's exploration value.
+        on_ready: takes each policy that holds, on the inbox's own thread.
+
+    Attributes:
+        latest: (epoch, version) of the newest policy handed on.
+        accepted: policies handed on.
+        refused: pushes that did not hold; the policy in use goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtime: PolicyRuntime,
+        batch_size: int,
+        actor_index: int,
+        on_ready: Callable[[ActingPolicy], None],
+    ) -> None:
+        self._runtime = runtime
+        self._batch_size = batch_size
+        self._actor_index = actor_index
+        self._on_ready = on_ready
+        self._changed = threading.Condition()
+        self._payload: bytes | None = None
+        self._key: PublicKey | None = None
+        self._observations: tuple[ObservationSpec, ...] = ()
+        self._action: ActionSpec | None = None
+        self._closed = False
+        self.latest = (-1, -1)
+        self.accepted = 0
+        self.refused = 0
+        self._thread = threading.Thread(target=self._work, name="inbox", daemon=True)
+        self._thread.start()
+
+    def trust(self, key: PublicKey, observations: tuple[ObservationSpec, ...], action: ActionSpec) -> None:
+        """From now on take pushes that `key` signed, for these spaces; a push that waited for this is looked at."""
+        with self._changed:
+            self._key, self._observations, self._action = key, observations, action
+            self._changed.notify_all()
+
+    def offer(self, payload: bytes) -> None:
+        """Put a push into the slot; one that waits there is forgotten."""
+        with self._changed:
+            self._payload = payload
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout=2.0)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (self._payload is None or self._key is None):
+                    self._changed.wait(timeout=1.0)
+                if self._closed:
+                    return
+                payload, self._payload, key = self._payload, None, self._key
+            if payload and key is not None:
+                self._take(payload, key)
+
+    def _take(self, payload: bytes, key: PublicKey) -> None:
+        try:
+            header, data = decode_push(payload, key.verify)
+            if not newer((header.epoch, header.version), self.latest):
+                return
+            acting = self._load(header, read_policy(data))
+        except QuarlError as error:
+            self._refuse(error)
+            return
+        # Whatever a hostile file provokes, the thread that takes the next push must live (W5).
+        except Exception as error:
+            self._refuse(error)
+            return
+        self.latest = (header.epoch, header.version)
+        self.accepted += 1
+        self._on_ready(acting)
+
+    def _load(self, header: PushHeader, file: PolicyFile) -> ActingPolicy:
+        self._check_spaces(file)
+        golden = GoldenVectors(
+            observations=file.golden.observations,
+            outputs=header.golden_outputs,
+            lsb=header.lsb,
+            tolerance_lsb=header.tolerance_lsb,
+        )
+        policy = Policy.load(file, runtime=self._runtime, batch_size=self._batch_size, golden=golden)
+        return ActingPolicy(
+            policy=policy,
+            epoch=header.epoch,
+            version=header.version,
+            epsilon=min(1.0, header.exploration.value_for(self._actor_index)),
+            reset=header.reset,
+            variables_read_unix_ns=header.variables_read_unix_ns,
+        )
+
+    def _check_spaces(self, file: PolicyFile) -> None:
+        wanted = [(spec.key, spec.shape, spec.dtype) for spec in self._observations]
+        found = [(spec.key, spec.shape, spec.dtype) for spec in file.contract.observations]
+        if found != wanted:
+            raise SpaceMismatch(f"the pushed policy observes {found}, the learner's birth says {wanted}")
+        if self._action is None or file.contract.action.n != self._action.n:
+            raise SpaceMismatch(f"the pushed policy has {file.contract.action.n} actions, unlike the learner's birth")
+
+    def _refuse(self, error: Exception) -> None:
+        self.refused += 1
+        if self.refused <= _LOGGED_REFUSALS:
+            _LOG.warning("push refused: %s", error)

@@ -1,0 +1,185 @@
+"""The command `quarl-device`: what a person or systemd starts on a board."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from quarl_device import __version__
+from quarl_device.errors import QuarlError, UsageError
+from quarl_device.names import DEFAULT_FLEET, check_name, default_device_name
+
+_RUN_EXAMPLES = """\
+examples:
+  quarl-device run --broker mqtt://pi-1@192.168.1.10 --id pi-1
+  QUARL_MQTT_PASSWORD=... quarl-device run --broker mqtt://pi-2@broker.local --id pi-2 --index 1 --envs 16
+  quarl-device run --broker mqtt://robot@broker.local --id robot --env my_robot:Arm-v0 --learner-key learner.pub
+
+The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
+--password-file. Ctrl-C ends cleanly: what was experienced is sent first; a second one ends at once.
+"""
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name; `None` for those of this process.
+
+    Returns:
+        The exit code: 0 done, 1 ran and failed, 2 wrong usage, or the error's own (see `quarl_device.errors`).
+    """
+    try:
+        options = _parser().parse_args(arguments)
+    except UsageError as error:
+        return _show_error(error, as_json=False)
+    try:
+        status: int = options.command(options)
+    except QuarlError as error:
+        return _show_error(error, as_json=getattr(options, "format", "text") == "json")
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"{self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="quarl-device", description="Act with int8 policies on this board, stream experience.")
+    parser.add_argument("--version", action="version", version=f"quarl-device {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    version = commands.add_parser("version", help="show the version")
+    version.set_defaults(command=_version)
+    run = commands.add_parser(
+        "run",
+        help="step environments with the learner's newest policy and stream the experience to it",
+        epilog=_RUN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_run_options(run)
+    run.set_defaults(command=_run)
+    return parser
+
+
+def _add_run_options(run: argparse.ArgumentParser) -> None:
+    run.add_argument("--broker", required=True, metavar="URL", help="mqtt[s]://[user@]host[:port]")
+    run.add_argument("--fleet", default=DEFAULT_FLEET, metavar="F", help="fleet to join (default: %(default)s)")
+    run.add_argument("--id", metavar="NAME", help="this device's name (default: the host's)")
+    run.add_argument("--env", metavar="ID", help="environment of this device's own choice; may be module:Id")
+    run.add_argument("--envs", type=_at_least(1), default=1, metavar="N", help="environments, stepped as one batch")
+    run.add_argument("--index", type=_at_least(0), default=0, metavar="I", help="which actor this is, from 0")
+    run.add_argument("--seed", type=_at_least(0), metavar="S", help="default: the learner's")
+    run.add_argument("--block-steps", type=_at_least(1), metavar="T", help="rows per block (default: the learner's)")
+    run.add_argument("--steps", type=_at_least(1), metavar="N", help="end after so many environment steps")
+    run.add_argument("--password-file", type=Path, metavar="FILE", help="broker password; else QUARL_MQTT_PASSWORD")
+    run.add_argument("--learner-key", type=Path, metavar="FILE", help="trust this learner's public key alone")
+    run.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
+    run.add_argument("--exit-when-gone", action="store_true", help="end when the learner says goodbye")
+    run.add_argument("--quiet", action="store_true", help="log warnings only")
+    run.add_argument("--format", choices=("text", "json"), default="text", help="of the summary at the end")
+    run.add_argument("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
+
+
+def _version(_: argparse.Namespace) -> int:
+    sys.stdout.write(f"quarl-device {__version__}\n")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    # Imported here, so that --help and errors of usage are quick on a small board.
+    from quarl_device.actor.agent import Agent, AgentConfig, new_boot_id, will_of
+    from quarl_device.link import BrokerURL, PahoLink, read_password
+    from quarl_device.runtime import find_runtime
+
+    if options.die_with_parent:
+        _die_with_parent()
+    logging.basicConfig(
+        level=logging.WARNING if options.quiet else logging.INFO, format="quarl-device: %(message)s", stream=sys.stderr
+    )
+    url = BrokerURL.parse(options.broker)
+    name = check_name(options.id or url.user or default_device_name(), kind="device")
+    config = AgentConfig(
+        fleet=check_name(options.fleet, kind="fleet"),
+        name=name,
+        env=options.env,
+        num_envs=options.envs,
+        actor_index=options.index,
+        seed=options.seed,
+        block_steps=options.block_steps,
+        max_steps=options.steps or 0,
+        learner_key=options.learner_key,
+        exit_when_gone=options.exit_when_gone,
+    )
+    boot_id = new_boot_id()
+    link = PahoLink(
+        url, client_id=name, password=read_password(options.password_file), will=will_of(config, boot_id)
+    )
+    agent = Agent(config, link=link, runtime=find_runtime(options.runtime), boot_id=boot_id)
+    _stop_on_signals(agent.stop)
+    logging.getLogger(__name__).info("%s joins fleet %s at %s", name, config.fleet, url.address)
+    summary = agent.run()
+    if options.format == "json":
+        sys.stdout.write(json.dumps(asdict(summary)) + "\n")
+    else:
+        sys.stdout.write(
+            f"{name}: {summary.steps:,} steps, {summary.episodes:,} episodes, {summary.blocks:,} blocks "
+            f"({summary.blocks_pending} not acknowledged), {summary.policies:,} policies; ended: {summary.reason}\n"
+        )
+    return 0
+
+
+def _stop_on_signals(stop: Callable[[str], None]) -> None:
+    def handle(number: int, _: FrameType | None) -> None:
+        # The next one meets the default action and ends the process at once.
+        signal.signal(number, signal.SIG_DFL)
+        stop(signal.Signals(number).name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the process that started this one dies in whatever way."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent or parent == 1:
+        raise UsageError("--die-with-parent: the parent is gone already")
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number, found {text[:40]!r}") from None
+        if not low <= value < 2**31:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, found {value}")
+        return value
+
+    return parse
+
+
+def _show_error(error: QuarlError, *, as_json: bool) -> int:
+    sys.stderr.write(f"quarl-device: error: {error}\n")
+    if as_json:
+        described = {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        sys.stdout.write(json.dumps({"error": described}) + "\n")
+    return error.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
