@@ -72,10 +72,15 @@ class Patcher:
         self._open(model)
 
     @classmethod
-    def build(cls, spec: NetworkSpec, *, normalized: bool = False) -> Patcher:
+    def build(cls, spec: NetworkSpec, *, normalized: bool = False, verify: bool = True) -> Patcher:
         """Convert two fingerprints of `spec`: one to find every value's place, one to verify the patching.
 
         Takes two conversions, 1-3 s.
+
+        Args:
+            spec: the architecture.
+            normalized: whether the file has a normaliser.
+            verify: false leaves out the second conversion, for a caller that compares its own patch with a conversion.
 
         Raises:
             ConversionError: TensorFlow could not convert the architecture.
@@ -88,6 +93,8 @@ class Patcher:
         graph = view(model)
         sites = find_sites(graph, snapshot)
         patcher = cls(spec, normalized=normalized, model=repack(model, names=_names(graph, sites, spec)), sites=sites)
+        if not verify:
+            return patcher
         snapshot = probe(spec, normalized=normalized, seed=_PROBE_SEED)
         policy.restore(snapshot)
         found = difference(patcher._write(snapshot), convert(policy))

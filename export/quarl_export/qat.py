@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -203,8 +202,3 @@ class QatPolicy:
         low = tf.where(low < 0.0, low - margin, low)
         high = tf.where(high > 0.0, high + margin, high)
         return low, tf.maximum(high, low + MIN_ACTIVATION_RANGE)
-
-
-def variables_of(policies: Sequence[QatPolicy]) -> list[Any]:
-    """Return all variables of several policies, for a learner's checkpoint."""
-    return [variable for policy in policies for variable in policy.variables]

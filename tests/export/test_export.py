@@ -12,6 +12,9 @@ from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy, read_policy_path
 from quarl_export.checkpoint import save_policy
 from quarl_export.export import export_policy, float_policy
+from quarl_export.patcher import Patcher
+
+_BUILT: list[Patcher] = []
 
 
 @pytest.fixture
@@ -26,6 +29,19 @@ def checkpoint(tmp_path, policy):
         provenance={"run": "r", "env_steps": 77},
     )
     return directory
+
+
+@pytest.fixture(autouse=True)
+def one_fingerprint(monkeypatch):
+    """All tests here have one architecture: its fingerprint is converted once."""
+    real = Patcher.build
+
+    def build(spec, *, normalized, verify):
+        if not _BUILT:
+            _BUILT.append(real(spec, normalized=normalized, verify=verify))
+        return _BUILT[0]
+
+    monkeypatch.setattr(Patcher, "build", build)
 
 
 def test_export_writes_a_verified_file(tmp_path, checkpoint):

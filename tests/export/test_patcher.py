@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from export_factory import make_spec, random_snapshot
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
 
 from quarl_device.errors import NonFiniteError, PatchError
@@ -22,6 +22,8 @@ from quarl_export.sites import find_sites, fingerprint
 from quarl_export.snapshot import PolicySnapshot, for_export
 
 _PATCHERS: dict[object, Patcher] = {}
+# Shrinking would convert for minutes, and every example is small already.
+_PHASES = (Phase.explicit, Phase.generate)
 _KINDS = ["trained", "zero kernel", "zero biases", "equal biases", "huge", "tiny", "symmetric ranges", "floors"]
 
 
@@ -78,9 +80,11 @@ def shaped(snapshot: PolicySnapshot, kind: str) -> PolicySnapshot:
 @example(shape=((8, 5), 4, 2, True), kind="tiny", center_q=False, seed=5)
 @example(shape=((8, 5), 4, 2, True), kind="floors", center_q=False, seed=6)
 @example(shape=((1,), 1, 1, False), kind="symmetric ranges", center_q=False, seed=7)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, deadline=None, phases=_PHASES, suppress_health_check=[HealthCheck.too_slow])
 def test_patched_file_is_the_converted_file(shape, kind, center_q, seed):
     hidden, inputs, actions, normalized = shape
+    # One action, centred, is a network of zeros; between such constants the converter picks scales at will.
+    assume(actions > 1 or not center_q)
     plain = make_spec(hidden=hidden, inputs=inputs, actions=actions)
     spec = make_spec(hidden=hidden, inputs=inputs, actions=actions, center_q=center_q)
     snapshot = for_export(spec, shaped(random_snapshot(spec, seed=seed, normalized=normalized), kind))
@@ -94,7 +98,7 @@ def test_patched_file_is_the_converted_file(shape, kind, center_q, seed):
     actions=st.integers(1, 12),
     normalized=st.booleans(),
 )
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2, deadline=None, phases=_PHASES, suppress_health_check=[HealthCheck.too_slow])
 def test_any_architecture_has_a_template(hidden, inputs, actions, normalized):
     """`build` itself converts a second fingerprint and compares."""
     spec = make_spec(hidden=tuple(hidden), inputs=inputs, actions=actions)
