@@ -125,9 +125,7 @@ def _run(options: argparse.Namespace) -> int:
         exit_when_gone=options.exit_when_gone,
     )
     boot_id = new_boot_id()
-    link = PahoLink(
-        url, client_id=name, password=read_password(options.password_file), will=will_of(config, boot_id)
-    )
+    link = PahoLink(url, client_id=name, password=read_password(options.password_file), will=will_of(config, boot_id))
     agent = Agent(config, link=link, runtime=find_runtime(options.runtime), boot_id=boot_id)
     _stop_on_signals(agent.stop)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", name, config.fleet, url.address)

@@ -36,7 +36,7 @@ class DemoReport:
         updates_per_s: over `train_s`.
         actor_steps_per_s: environment steps over `train_s`, both actors together, held back by the limiter.
         pushes: policies published.
-        push_ms_p50: variables read to swapped in on an actor.
+        push_ms_p50: variables read to verified, self-tested and ready for an actor's next step.
         prepare_ms_p50: variables read to signed bytes, the learner's part of the push.
         int8_return_mean: greedy, of the exported file.
         float_return_mean: greedy, of the same weights unquantized, in the same runtime, on the same start seeds.
@@ -204,7 +204,7 @@ def _show(report: DemoReport, output: Format) -> None:
         ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
         (
             "pushes",
-            f"{report.pushes}  (variables to swapped in: {push} p50; learner's part {report.prepare_ms_p50:.1f} ms)",
+            f"{report.pushes}  (variables to ready on an actor: {push} p50; learner's part {report.prepare_ms_p50:.1f} ms)",
         ),
         ("file", f"{report.policy_bytes:,} bytes int8, {report.float_bytes:,} bytes float"),
         ("act", f"{report.act_us_p50:.1f} µs p50, observation in, action out"),

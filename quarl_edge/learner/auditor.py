@@ -46,10 +46,13 @@ class Auditor:
 
     def record(self, result: AuditResult) -> None:
         """Count one comparison."""
+        if result.failed:
+            _LOG.warning("audit of policy version %d came to no verdict: %s", result.version, result.detail)
+            return
         self.audited += 1
         if not result.identical:
             self.failures += 1
-            _LOG.error("audit: pushed policy version %d differs from its real conversion", result.version)
+            _LOG.error("audit: policy version %d differs from its conversion: %s", result.version, result.detail)
 
     def close(self) -> None:
         """End the child."""

@@ -53,8 +53,8 @@ class Dqn:
         zeros = np.zeros((steps, size), np.float32)
         action = np.zeros((steps, size), self.policy.spec.action.dtype)
         self._fused(observation, action, zeros, zeros, observation)
-        self.restore(before)
         self._copy()
+        self.restore(before)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Run K fused gradient steps; see `Algorithm.update`."""

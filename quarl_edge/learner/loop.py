@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quarl_device.errors import QuarlError, TrainingStalled
+from quarl_device.errors import TrainingStalled
 from quarl_device.wire.push import Exploration
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.algorithm import Algorithm
@@ -101,7 +101,7 @@ class TrainingLoop:
         self._judging: dict[int, Pushed] = {}
         self._prepare_ms: list[float] = []
         self._next_chores_s = 0.0
-        self._next_checkpoint = self._start_env_steps + self._config.checkpoint_period_steps
+        self._next_checkpoint = self._checkpoint_after(self._start_env_steps)
         self._pushes = 0
         self._most_actors = 0
         self._losses: dict[str, float] = {}
@@ -115,22 +115,26 @@ class TrainingLoop:
             NonFiniteError: weights or ranges became NaN or Inf.
         """
         self._started_s = self._last_update_s = time.monotonic()
-        self._push()
         reason = self._run_lockstep() if self._config.lockstep else self._run_async()
-        self._judge_last(reason)
+        if not self._config.lockstep:
+            # In lockstep a checkpoint resets the environments, so it may stand at its fixed steps only.
+            self._judge_last(reason)
+            self._checkpoint()
         if self._best_meets_goal():
             reason = StopReason.SOLVED
-        self._checkpoint()
         return self._result(reason)
 
     # -- the two ways ------------------------------------------------------------------------------------------------
 
     def _run_async(self) -> StopReason:
+        self._publish(self._prepare())
         arrivals = self._parts.receiver.arrivals
         while (reason := self._stop_reason()) is None:
             if self._learn():
                 if self._progression.updates - self._last_push_updates >= self._config.push_period_updates:
-                    self._push()
+                    pushed = self._prepare()
+                    self._publish(pushed)
+                    self._submit_judge(pushed)
             else:
                 arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
                 self._check_stalled()
@@ -141,25 +145,33 @@ class TrainingLoop:
         return reason
 
     def _run_lockstep(self) -> StopReason:
-        while (reason := self._stop_reason()) is None:
+        while True:
+            pushed = self._prepare()
+            # Judged before it goes out: what follows must not depend on how long judging takes.
+            self._submit_judge(pushed)
+            self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+            if (reason := self._stop_reason()) is not None:
+                return reason
             before = self._parts.env_steps()
-            arrivals = self._parts.receiver.arrivals
-            while self._parts.env_steps() == before and not self._parts.stop.requested:
-                arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
-                self._check_stalled()
-                self._chores()
-            if self._parts.stop.requested:
-                # An interrupted round is made again after a resume, from the last checkpoint.
+            self._publish(pushed)
+            if not self._await_block(before):
+                # The round is made again after a resume, from the last checkpoint.
                 return StopReason.INTERRUPTED
             while self._learn():
-                pass
-            if self._parts.env_steps() >= self._next_checkpoint:
+                self._chores()
+            if self._config.checkpoint_period_steps and self._parts.env_steps() >= self._next_checkpoint:
                 self._progression.reset_due = True
                 self._checkpoint()
-            self._push()
-            self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+
+    def _await_block(self, before: int) -> bool:
+        arrivals = self._parts.receiver.arrivals
+        while self._parts.env_steps() == before:
+            if self._parts.stop.requested:
+                return False
+            arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
+            self._check_stalled()
             self._chores()
-        return reason
+        return True
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -180,14 +192,14 @@ class TrainingLoop:
         parts.receiver.send_acks()
         return True
 
-    def _push(self) -> None:
+    def _prepare(self) -> Pushed:
+        """Make the next policy version ready to go out."""
         parts, progression = self._parts, self._progression
         progression.version += 1
         if len(parts.replay) >= _HEAD_RANGE_OBSERVATIONS:
-            policy = parts.algorithm.policy
-            policy.set_head_range(*policy.head_range_from(parts.replay.recent_observations(_HEAD_RANGE_OBSERVATIONS)))
+            parts.algorithm.policy.head_range_from(parts.replay.recent_observations(_HEAD_RANGE_OBSERVATIONS))
         env_steps = parts.env_steps()
-        pushed = parts.publisher.push(
+        pushed = parts.publisher.prepare(
             parts.algorithm.policy.snapshot,
             version=progression.version,
             env_steps=env_steps,
@@ -197,15 +209,25 @@ class TrainingLoop:
         )
         progression.reset_due = False
         self._last_push_updates = progression.updates
-        self._pushes += 1
         self._prepare_ms.append(pushed.prepare_ms)
-        if self._pushes % self._config.audit_period_pushes == 0:
-            parts.auditor.submit(pushed)
-        if progression.updates and self._pushes % self._config.evaluate_period_pushes == 0:
-            self._submit_judge(pushed)
+        return pushed
+
+    def _publish(self, pushed: Pushed) -> None:
+        self._parts.publisher.publish(pushed)
+        self._pushes += 1
+        if pushed.version % self._config.audit_period_pushes == 0:
+            self._parts.auditor.submit(pushed)
 
     def _submit_judge(self, pushed: Pushed) -> None:
-        if self._parts.evaluator.submit(pushed.policy, pushed.golden, version=pushed.version, env_steps=pushed.env_steps):
+        """Have every so many versions judged; a judge that is busy skips one."""
+        if self._progression.updates and pushed.version % self._config.evaluate_period_pushes == 0:
+            self._judge(pushed)
+
+    def _judge(self, pushed: Pushed) -> None:
+        taken = self._parts.evaluator.submit(
+            pushed.policy, pushed.golden, version=pushed.version, env_steps=pushed.env_steps
+        )
+        if taken:
             self._judging = {pushed.version: pushed}
 
     def _poll_judge(self, *, timeout_s: float) -> None:
@@ -220,21 +242,22 @@ class TrainingLoop:
         )
 
     def _judge_last(self, reason: StopReason) -> None:
-        """Finish what is being judged and judge the last policy too, unless somebody waits for the end."""
-        if reason is not StopReason.BUDGET:
+        """At the end of the budget, wait for what is being judged, then judge the last policy too."""
+        if reason is not StopReason.BUDGET or not self._progression.updates:
             return
         self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
-        if self._best_meets_goal() or not self._progression.updates:
-            return
-        self._push()
-        if not self._judging:
+        if not self._best_meets_goal():
+            self._judge(self._prepare())
             self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
-            self._push()
-        self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
 
     def _checkpoint(self) -> None:
-        self._next_checkpoint = self._parts.env_steps() + self._config.checkpoint_period_steps
+        self._next_checkpoint = self._checkpoint_after(self._parts.env_steps())
         self._parts.keeper.checkpoint(self._parts.algorithm, self._progression)
+
+    def _checkpoint_after(self, env_steps: int) -> int:
+        """Return the next multiple of the period: the same steps, however often the run was resumed."""
+        period = max(1, self._config.checkpoint_period_steps)
+        return (env_steps // period + 1) * period
 
     # -- chores ------------------------------------------------------------------------------------------------------
 
@@ -332,8 +355,3 @@ class TrainingLoop:
             audited=parts.auditor.audited,
             audit_failures=parts.auditor.failures,
         )
-
-
-def describe_error(error: QuarlError) -> str:
-    """Return the one line that the command shows for an error that ended training."""
-    return f"training ended: {error}"

@@ -19,7 +19,7 @@ from quarl_export.template import Template
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """One policy that went out.
+    """One policy on its way out.
 
     Attributes:
         version: its policy version.
@@ -28,8 +28,8 @@ class Pushed:
         policy: the int8 file.
         golden: what `policy` answers to the golden observations.
         sha256: hex digest of `policy`.
+        payload: the signed push.
         prepare_ms: variables read to signed bytes.
-        published: whether the link took it; a link that is down loses nothing, the newest push is retained later.
     """
 
     version: int
@@ -38,8 +38,8 @@ class Pushed:
     policy: bytes
     golden: GoldenVectors
     sha256: str
+    payload: bytes
     prepare_ms: float
-    published: bool
 
 
 class PolicyPublisher:
@@ -62,7 +62,7 @@ class PolicyPublisher:
         self._latest: bytes = b""
         link.on_connect(self._republish)
 
-    def push(
+    def prepare(
         self,
         read: Callable[[], PolicySnapshot],
         *,
@@ -72,7 +72,7 @@ class PolicyPublisher:
         normalizer_version: int = 0,
         reset: bool = False,
     ) -> Pushed:
-        """Publish one policy.
+        """Make one policy ready to go out.
 
         Args:
             read: reads the learner's variables; timed as part of the push.
@@ -83,7 +83,7 @@ class PolicyPublisher:
             reset: lockstep: actors reset every environment before they act with it.
 
         Raises:
-            NonFiniteError: a weight or range is NaN or Inf; nothing is published.
+            NonFiniteError: a weight or range is NaN or Inf.
             PatchError: the template does not fit.
             PayloadTooLarge: over the inline cap.
         """
@@ -91,13 +91,12 @@ class PolicyPublisher:
         started = time.perf_counter()
         snapshot = read()
         policy = self._template.patch(snapshot)
-        golden: GoldenVectors = run_goldens(policy, self._template.contract, self._template.golden_observations)
-        digest = hashlib.sha256(policy).hexdigest()
+        golden = run_goldens(policy, self._template.contract, self._template.golden_observations)
         header = PushHeader(
             epoch=self._epoch,
             version=version,
             env_steps=env_steps,
-            sha256=digest,
+            sha256=hashlib.sha256(policy).hexdigest(),
             exploration=exploration,
             normalizer_version=normalizer_version,
             golden_outputs=golden.outputs,
@@ -107,19 +106,25 @@ class PolicyPublisher:
             reset=reset,
         )
         payload = encode_push(header, policy, self._key.sign)
-        prepare_ms = (time.perf_counter() - started) * 1e3
-        self._latest = payload
-        published = self._link.publish(self._topics.policy, payload, retain=True)
         return Pushed(
             version=version,
             env_steps=env_steps,
             snapshot=snapshot,
             policy=policy,
             golden=golden,
-            sha256=digest,
-            prepare_ms=prepare_ms,
-            published=published,
+            sha256=header.sha256,
+            payload=payload,
+            prepare_ms=(time.perf_counter() - started) * 1e3,
         )
+
+    def publish(self, pushed: Pushed) -> bool:
+        """Send a prepared policy out; it is retained, and sent again after a reconnection.
+
+        Returns:
+            Whether the link took it now.
+        """
+        self._latest = pushed.payload
+        return self._link.publish(self._topics.policy, pushed.payload, retain=True)
 
     def _republish(self) -> None:
         if self._latest:

@@ -29,7 +29,7 @@ class TrainResult:
         pushes: policies published in this session.
         train_s: first push (before the first environment step) to the last update, everything included.
         prepare_ms_p50: variables read to signed bytes, median over this session's pushes.
-        push_ms_p50: variables read to swapped in on an actor, median over actors; `None` when none told.
+        push_ms_p50: variables read to ready for an actor's next step, median over actors; `None` when none told.
         actor_act_us_p50: median inference latency told by actors; `None` when none told.
         best: best judged policy, `None` before the first judgement.
         devices: highest number of actors online at once.

@@ -85,7 +85,7 @@ def test_export_writes_the_latest_run_with_contract_and_goldens(demo):
 def test_the_run_directory_holds_what_the_readme_says(demo):
     folder, report, _ = demo
     run = folder / report["run"]
-    for part in ("config.json", "checkpoints", "policy/policy.json", "policy/policy.npz", "journal", "tb", "logs"):
+    for part in ("config.json", "checkpoints", "policy/policy.json", "journal", "tb", "logs"):
         assert (run / part).exists(), part
     assert list((run / "tb").glob("events.*"))
 

@@ -1,7 +1,7 @@
 """The agent: one actor towards one broker, from the first connection to a clean end.
 
-Threads: the caller's thread steps environments and does nothing else; the link's thread takes births, pushes and acks; a
-ticker renews the birth, sends telemetry, re-sends and flushes slow blocks; the inbox verifies pushes. `ActorSession`
+Threads: the caller's thread steps environments and does nothing else; the link's thread takes births, pushes and acks;
+a ticker renews the birth, sends telemetry, re-sends and flushes slow blocks; the inbox verifies pushes. `ActorSession`
 decides under one lock.
 """
 
@@ -436,7 +436,7 @@ class Agent:
         elapsed = max(now_s - self._telemetry_at_s, 1e-9)
         rate = (steps - self._telemetry_steps) / elapsed
         self._telemetry_steps, self._telemetry_at_s = steps, now_s
-        acts, pushes = sorted(loop.act_us), list(loop.push_ms)
+        acts, pushes = sorted(loop.act_us), list(self._inbox.ready_ms)
         return Telemetry(
             boot_id=self._boot_id,
             steps=steps,

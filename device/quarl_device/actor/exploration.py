@@ -184,13 +184,15 @@ class CounterDraws:
         return raw[skip:]
 
 
-def lockstep_env_seeds(seed: int, *, version: int, num_envs: int) -> list[int]:
-    """Return the environments' seeds for the reset that comes with policy version `version`."""
-    draws = CounterDraws(seed, _SEED_STREAM)
-    return [int(draws.draw(1, step=0, episode=0, version=version, env=env)[0] >> 33) for env in range(num_envs)]
+def lockstep_env_seed(seed: int, *, version: int) -> int:
+    """Return the environments' seed for the reset that comes with policy version `version`.
+
+    It has 30 bits, so that an environment's index can be added to it.
+    """
+    return int(CounterDraws(seed, _SEED_STREAM).draw(1, step=0, episode=0, version=version, env=0)[0] >> np.uint64(34))
 
 
 def stream_env_seed(seed: int, actor_index: int) -> int:
-    """Return the environment seed of one actor in async mode; different for every (seed, index)."""
+    """Return the environments' seed of one actor in async mode: 30 bits, different for every (seed, index)."""
     state = np.random.SeedSequence([seed & _MASK_64, actor_index, _SEED_STREAM]).generate_state(1)
-    return int(state[0] >> 1)
+    return int(state[0]) >> 2

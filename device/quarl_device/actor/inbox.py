@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 
 from quarl_device.actor.acting import ActingPolicy
@@ -17,6 +19,7 @@ from quarl_device.wire.push import PushHeader, decode_push, newer
 
 _LOG = logging.getLogger(__name__)
 _LOGGED_REFUSALS = 20
+_PUSHES_KEPT = 256
 
 
 class Inbox:
@@ -32,6 +35,8 @@ class Inbox:
         latest: (epoch, version) of the newest policy handed on.
         accepted: policies handed on.
         refused: pushes that did not hold; the policy in use goes on.
+        ready_ms: of recent pushes, from the learner's reading of its variables to a policy that is ready for the next
+            step, in ms of the wall clock: right only where both ends share a clock.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Inbox:
         self.latest = (-1, -1)
         self.accepted = 0
         self.refused = 0
+        self.ready_ms: deque[float] = deque(maxlen=_PUSHES_KEPT)
         self._thread = threading.Thread(target=self._work, name="inbox", daemon=True)
         self._thread.start()
 
@@ -103,6 +109,8 @@ class Inbox:
             return
         self.latest = (header.epoch, header.version)
         self.accepted += 1
+        if header.variables_read_unix_ns:
+            self.ready_ms.append((time.time_ns() - header.variables_read_unix_ns) / 1e6)
         self._on_ready(acting)
 
     def _load(self, header: PushHeader, file: PolicyFile) -> ActingPolicy:

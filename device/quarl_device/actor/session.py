@@ -10,6 +10,7 @@ What it holds to:
   is not known to be inserted. The learner drops duplicates, so every block ends in replay exactly once.
 * A block is kept until the learner says `durable`: a learner that restarts may ask for it again.
 * Everything known about `inserted` and `credit` belongs to one learner epoch and is forgotten with it.
+* Blocks that were freed are never asked for: every block carries `base`, the lowest sequence that can still be sent.
 * Silence never ends in a standstill: an actor without credit announces itself again, which a learner answers by an ack.
 """
 
@@ -77,7 +78,7 @@ class ActorSession:
         self.durable = -1
         self.credit = 0
         self.resends = 0
-        self._dropped: list[tuple[int, int]] = []
+        self._known_inserted = -1  # as this epoch's learner said it, which may be less than what is durable
         self._link_up = False
         self._learner_online = False
         self._learner_beat = -1
@@ -114,6 +115,7 @@ class ActorSession:
         if epoch > self.epoch:
             self.epoch = epoch
             self.inserted = self.durable
+            self._known_inserted = -1
             self.credit = 0
             self._heard(beat, now_s)
             self._announce = True
@@ -153,6 +155,9 @@ class ActorSession:
             return False
         self._learner_online = True
         self._learner_heard_s = now_s
+        self._known_inserted = max(self._known_inserted, inserted)
+        # A learner that does not know this boot counts its credit from 0, and will learn `base` from the first block.
+        credit += max(0, self._outbox.base - 1 - self._known_inserted)
         moved = inserted > self.inserted or credit > self.credit or durable > self.durable
         if inserted > self.inserted or credit > self.credit:
             self._quiet_since_s = now_s
@@ -162,7 +167,6 @@ class ActorSession:
         if durable > self.durable:
             self.durable = durable
             self._outbox.free(durable)
-            self._dropped = [span for span in self._dropped if span[1] > durable]
         self._unsent = max(self._unsent, self.inserted + 1)
         return moved
 
@@ -182,27 +186,28 @@ class ActorSession:
     def drop_pending(self) -> int:
         """Give up every block not yet durable (a lockstep resume makes them again); returns how many.
 
-        They are declared as dropped in what is sent from now on.
+        `base` of what is sent from now on says so to the learner.
         """
-        first, last = self._outbox.base, self.next_sequence - 1
-        if first > last:
-            return 0
-        self._outbox.free(last)
-        self._dropped.append((first, last))
+        dropped = self._outbox.free(self.next_sequence - 1)
         self._unsent = self.next_sequence
-        return last - first + 1
+        return dropped
 
     # Decisions -------------------------------------------------------------------------------------------------------
+
+    @property
+    def link_up(self) -> bool:
+        """Whether the link is up, as far as this session was told."""
+        return self._link_up
+
+    @property
+    def pending(self) -> int:
+        """Blocks not yet durable."""
+        return len(self._outbox)
 
     @property
     def base(self) -> int:
         """The lowest sequence that can still be sent."""
         return self._outbox.base
-
-    @property
-    def dropped(self) -> tuple[tuple[int, int], ...]:
-        """Inclusive ranges of sequences given up and not yet known to be passed."""
-        return tuple(self._dropped)
 
     def blocked(self) -> Blocked:
         """Return "" when the loop may make another block, else why not."""
@@ -230,13 +235,13 @@ class ActorSession:
         self._unsent = sequence + 1
         self._sent_once = max(self._sent_once, self._unsent)
 
-    def send_failed(self) -> None:
-        """The link did not take a block: it is down until `link_changed` says otherwise."""
-        self._link_up = False
-
     def announce_due(self, now_s: float) -> bool:
         """Return whether the device's birth is to be published now."""
         return self._link_up and (self._announce or now_s - self._announced_s >= self._config.announce_every_s)
+
+    def request_announce(self) -> None:
+        """Something in the birth changed: publish it again soon."""
+        self._announce = True
 
     def announced(self, now_s: float) -> None:
         """The birth was handed to the link."""

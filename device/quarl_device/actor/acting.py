@@ -1,0 +1,64 @@
+"""What passes between the threads of an actor and its hot loop: a policy by reference, and a wish to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quarl_device.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ActingPolicy:
+    """A policy that is ready to act, and how to act with it.
+
+    Attributes:
+        policy: loaded and self-tested, at the loop's batch size.
+        epoch: of the learner that pushed it.
+        version: of the push.
+        epsilon: this actor's share of random actions.
+        reset: lockstep: reset every environment before acting with it.
+        variables_read_unix_ns: when the learner read its variables, 0 if unknown.
+    """
+
+    policy: Policy
+    epoch: int
+    version: int
+    epsilon: float
+    reset: bool = False
+    variables_read_unix_ns: int = 0
+
+
+class Mailbox:
+    """The hot loop looks at one attribute per step, `raised`; only when it is true at the rest.
+
+    Writers set a field and then `raised`; the loop clears `raised` and then reads the fields, so that nothing is missed.
+
+    Attributes:
+        raised: there is something new.
+        policy: the newest policy.
+        stop: end the block after the current step, and make no more.
+        flush: end the block after the current step.
+    """
+
+    __slots__ = ("flush", "policy", "raised", "stop")
+
+    def __init__(self) -> None:
+        self.policy: ActingPolicy | None = None
+        self.stop = False
+        self.flush = False
+        self.raised = False
+
+    def post_policy(self, policy: ActingPolicy) -> None:
+        """Offer a newer policy."""
+        self.policy = policy
+        self.raised = True
+
+    def ask_stop(self) -> None:
+        """Ask the loop to stop."""
+        self.stop = True
+        self.raised = True
+
+    def ask_flush(self) -> None:
+        """Ask for the block as it is."""
+        self.flush = True
+        self.raised = True

@@ -1,0 +1,98 @@
+"""The hot loop for many environments behind one step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.actor.acting import Mailbox
+from quarl_device.actor.stepping import LoopConfig, SteppingBase
+from quarl_device.environments import VectorAdapter, VectorStep
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError
+
+
+class VectorLoop(SteppingBase):
+    """Steps N environments at a time.
+
+    Args:
+        env: as `make_vector` gives it.
+        config: see `LoopConfig`.
+        mailbox: where policies come from.
+    """
+
+    def __init__(self, env: VectorAdapter, config: LoopConfig, mailbox: Mailbox) -> None:
+        super().__init__(config, mailbox)
+        self._env = env
+
+    def run_block(self, rows: int) -> int:
+        """Make at most `rows` rows. See `Loop`."""
+        acting = self._begin_block(rows)
+        if acting is None:
+            return self._end_block(0)
+        mailbox, recorder, noise, step = self.mailbox, self.recorder, self._noise, self._env.step
+        observations, actions, rewards = recorder.observation, recorder.action, recorder.reward
+        explore, random_action = noise.explore, noise.action
+        act, lockstep, row = acting.policy.act_batch, self.config.lockstep, 0
+        self._time_act(act, observations[0])
+        try:
+            for row in range(rows):
+                if mailbox.raised:
+                    acting, ends = self._attend(row, acting)
+                    if ends:
+                        return self._end_block(row)
+                    act = acting.policy.act_batch
+                chosen = actions[row]
+                chosen[...] = act(observations[row])
+                np.copyto(chosen, random_action[row], where=explore[row], casting="unsafe")
+                result = step(chosen)
+                observations[row + 1] = result.observation
+                rewards[row] = result.reward
+                recorder.terminated[row] = result.terminated
+                recorder.truncated[row] = result.truncated
+                recorder.valid[row] = result.valid
+                recorder.start[row + 1] = result.start
+                if result.final_rows.size:
+                    self._keep_finals(row, result)
+                if lockstep:
+                    self._begin_episodes(row + 1)
+        except QuarlError as error:
+            self._name(row, error)
+        except Exception as error:
+            self._raised(row, error)
+        return self._end_block(rows)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+    def _reset_envs(self, seed: int) -> NDArray[Any]:
+        return np.asarray(self._env.reset(seed=seed))
+
+    def _end_block(self, rows: int) -> int:
+        recorder = self.recorder
+        # A dummy row is no end, whatever the environment says of it.
+        recorder.terminated[:rows] &= recorder.valid[:rows]
+        recorder.truncated[:rows] &= recorder.valid[:rows]
+        return super()._end_block(rows)
+
+    def _keep_finals(self, row: int, result: VectorStep) -> None:
+        self.recorder.final_index.extend((row, env) for env in result.final_rows.tolist())
+        self.recorder.final_observation.append(result.final_observation)
+
+    def _begin_episodes(self, row: int) -> None:
+        for env in np.flatnonzero(self.recorder.start[row]).tolist():
+            self._noise.begin_episode(row, env)
+
+    def _name(self, row: int, error: QuarlError) -> None:
+        if isinstance(error, EnvironmentMisbehaved):
+            message = f"environment {self.config.env_id!r} failed {self._where(row)}: {error.message}"
+            raise EnvironmentMisbehaved(message) from error
+        raise error
+
+    def _time_act(self, act: Any, observations: NDArray[Any]) -> None:
+        began = time.perf_counter_ns()
+        act(observations)
+        self.act_us.append((time.perf_counter_ns() - began) / 1e3)
