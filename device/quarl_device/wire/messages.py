@@ -239,7 +239,8 @@ class Telemetry:
         steps_per_s: over the last second.
         act_us_p50: median time of one policy call, in µs; 0 where not measured.
         act_us_p99: 99th percentile of the same.
-        push_ms_p50: median time from the learner's reading of its variables to the swap, in ms; needs one clock.
+        push_ms_p50: median time from the learner's reading of its variables to a policy that is ready
+            to act, in ms; needs one clock.
         pushes: policies swapped in since the start.
         pushes_refused: pushes that did not hold.
         blocks_pending: blocks not yet durable.
