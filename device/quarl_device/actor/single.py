@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from quarl_device.actor.acting import Mailbox
 from quarl_device.actor.stepping import LoopConfig, SteppingBase
-from quarl_device.errors import QuarlError
+from quarl_device.environments import first_line
+from quarl_device.errors import ModelFileError, QuarlError
 
 
 class SingleLoop(SteppingBase):
@@ -65,8 +66,10 @@ class SingleLoop(SteppingBase):
                         forced[row + 1 :] = self._forced(row + 1)[: rows - row - 1]
         except QuarlError:
             raise
-        # The environment is anybody's code; the policy was self-tested and its errors are mapped.
+        # The environment is anybody's code: whatever it raises is told with the step.
         except Exception as error:
+            if action < 0:
+                raise ModelFileError(f"the policy failed {self._where(row)}: {first_line(error)}") from error
             self._raised(row, error)
         finally:
             self._observation = observation
