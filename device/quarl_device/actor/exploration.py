@@ -172,7 +172,7 @@ class CounterDraws:
     def __init__(self, seed: int, stream: int) -> None:
         self._bits = np.random.Philox(key=np.array([seed & _MASK_64, stream], np.uint64))
         # Setting the state of one generator is several times cheaper than making a generator.
-        self._state: dict[str, Any] = dict(self._bits.state)
+        self._state: Any = dict(self._bits.state)
 
     def draw(self, count: int, *, step: int, episode: int, version: int, env: int) -> NDArray[np.uint64]:
         """Return uint64[count]: the draws of steps step..step+count-1."""
