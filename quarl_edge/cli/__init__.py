@@ -6,7 +6,6 @@ import sys
 from typing import Annotated
 
 import typer
-from click import ClickException
 
 from quarl_device.errors import QuarlError
 from quarl_edge import __version__
@@ -59,17 +58,17 @@ def main(arguments: list[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        status = app(args=words, prog_name="quarl-edge", standalone_mode=False)
+        app(args=words, prog_name="quarl-edge")
     except QuarlError as error:
         write_error(error, _format_of(words))
         return error.code
-    except ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         sys.stderr.write("quarl-edge: interrupted\n")
         return 130
-    return status if isinstance(status, int) else 0
+    except SystemExit as ended:
+        # Wrong usage has been explained by the parser itself.
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
 
 
 def _format_of(words: list[str]) -> Format:
