@@ -8,7 +8,9 @@ from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import UnsupportedSpace
 from quarl_device.wire.block import BlockCodec, BlockSpec
 
-SPEC = BlockSpec(observations=(ObservationSpec(key="observation", shape=(2,)),), action=ActionSpec(kind="discrete", n=3))
+SPEC = BlockSpec(
+    observations=(ObservationSpec(key="observation", shape=(2,)),), action=ActionSpec(kind="discrete", n=3)
+)
 BOOT = "0123456789abcdef"
 
 

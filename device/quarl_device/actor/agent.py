@@ -7,6 +7,7 @@ decides under one lock.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 import statistics
@@ -20,6 +21,7 @@ from quarl_device import __version__
 from quarl_device.actor.acting import ActingPolicy, Mailbox
 from quarl_device.actor.inbox import Inbox
 from quarl_device.actor.outbox import MemoryOutbox
+from quarl_device.actor.recorder import Recorder
 from quarl_device.actor.session import ActorSession
 from quarl_device.actor.single import SingleLoop
 from quarl_device.actor.stepping import Loop, LoopConfig
@@ -38,6 +40,8 @@ _TICK_S = 0.1
 _WAIT_S = 0.2
 _TELEMETRY_PERIOD_S = 1.0
 _FLUSH_AFTER_S = 1.0
+_STEADY_S = 1.0
+_PROGRESS_PERIOD_S = 5.0
 _GOODBYE_S = 2.0
 
 
@@ -99,9 +103,9 @@ class Summary:
     reason: str = ""
 
 
-def gone_state(name: str, boot_id: str) -> bytes:
+def gone_state(name: str, boot_id: str, *, why: str = "") -> bytes:
     """Return the payload that says that this device is gone; also its MQTT will."""
-    return DeviceState(status="gone", device=name, boot_id=boot_id, package=__version__).encode()
+    return DeviceState(status="gone", device=name, boot_id=boot_id, package=__version__, blocked=why[:256]).encode()
 
 
 def new_boot_id() -> str:
@@ -150,6 +154,11 @@ class Agent:
         self._link_was_up = False
         self._beat = 0
         self._blocked, self._blocked_since_s = "", time.monotonic()
+        self._noted_s = self._blocked_since_s
+        self._announced_blocked = ""
+        self._bases: dict[int, int] = {}  # the base written into each block that is held
+        self._last_refused = -1
+        self._progress_due_s = 0.0
         self._blocked_s: dict[str, float] = {}
         self._telemetry_due_s = 0.0
         self._telemetry_steps, self._telemetry_at_s = 0, time.monotonic()
@@ -175,6 +184,8 @@ class Agent:
         ticker.start()
         try:
             self._work()
+        except QuarlError as error:
+            self._fail(error)
         finally:
             ended.set()
             ticker.join(timeout=2.0)
@@ -189,44 +200,55 @@ class Agent:
         self._mailbox.ask_stop()
 
     def _work(self) -> None:
-        while not self._mailbox.stop:
-            with self._changed:
+        try:
+            while not self._mailbox.stop:
                 loop = self._ready_loop()
-                blocked = "no learner" if loop is None else self._session.blocked()
-                self._note_blocked(blocked)
-                if blocked or loop is None:
-                    self._changed.wait(_WAIT_S)
-                    continue
-            self._make_block(loop, self._rows())
-        if self._loop is not None:
-            self._loop.close()
+                with self._changed:
+                    blocked = "no learner" if loop is None else self._session.blocked()
+                    if self._rebuild:
+                        continue
+                    self._note_blocked(blocked)
+                    if blocked or loop is None:
+                        self._changed.wait(_WAIT_S)
+                        continue
+                self._make_block(loop, self._rows(loop))
+        finally:
+            if self._loop is not None:
+                self._loop.close()
 
     def _ready_loop(self) -> Loop | None:
         """Return the loop for the learner's environment, made anew when that has changed."""
-        birth = self._birth
-        if birth is None:
-            return None
-        if self._loop is None or self._rebuild:
+        with self._changed:
+            birth, old = self._birth, self._loop
+            if birth is None or (old is not None and not self._rebuild):
+                return old
             self._rebuild = False
-            if self._loop is not None:
-                self._steps_before += self._loop.episodes.steps
-                self._episodes_before += self._loop.episodes.episodes
-                self._loop.close()
-            self._loop = self._make_loop(birth)
-        return self._loop
+        # Not under the lock: an environment may take seconds to make.
+        if old is not None:
+            self._steps_before += old.episodes.steps
+            self._episodes_before += old.episodes.episodes
+            self._loop = None
+            old.close()
+        loop, codec = self._make_loop(birth)
+        with self._changed:
+            self._loop, self._codec = loop, codec
+        return loop
 
-    def _make_loop(self, birth: LearnerBirth) -> Loop:
+    def _make_loop(self, birth: LearnerBirth) -> tuple[Loop, BlockCodec]:
         config = self._config
         spec = BlockSpec(observations=birth.observations, action=birth.action)
-        self._codec = BlockCodec(spec)
+        lockstep = birth.mode == "lockstep"
+        if lockstep and (config.seed is not None or config.block_steps is not None):
+            _LOG.warning("the learner runs in lockstep: its seed and block size are used, not this device's")
+        rows = birth.block_steps if lockstep else config.block_steps or birth.block_steps
         loop_config = LoopConfig(
             env_id=config.env or birth.env_id,
             spec=spec,
             num_envs=config.num_envs,
-            max_rows=min(config.block_steps or birth.block_steps, spec.max_steps(config.num_envs)),
-            seed=birth.seed if config.seed is None else config.seed,
+            max_rows=min(rows, spec.max_steps(config.num_envs)),
+            seed=birth.seed if lockstep or config.seed is None else config.seed,
             actor_index=config.actor_index,
-            lockstep=birth.mode == "lockstep",
+            lockstep=lockstep,
         )
         env_spec = EnvSpec(env_id=loop_config.env_id, kwargs={} if config.env else birth.env_kwargs)
         # Only the device's own configuration may name a module to import.
@@ -235,14 +257,13 @@ class Agent:
         if config.num_envs == 1:
             env = make_single(env_spec, allow_module=own)
             check_matches(env, birth.observations, birth.action)
-            return SingleLoop(env, loop_config, self._mailbox)
+            return SingleLoop(env, loop_config, self._mailbox), BlockCodec(spec)
         vector = make_vector(env_spec, config.num_envs, allow_module=own)
         check_matches(vector, birth.observations, birth.action)
-        return VectorLoop(vector, loop_config, self._mailbox)
+        return VectorLoop(vector, loop_config, self._mailbox), BlockCodec(spec)
 
-    def _rows(self) -> int:
-        assert self._loop is not None  # noqa: S101  for the type checker
-        rows = self._loop.recorder.max_rows
+    def _rows(self, loop: Loop) -> int:
+        rows = loop.recorder.max_rows
         if self._config.max_steps:
             left = self._config.max_steps - self._steps
             rows = max(1, min(rows, -(-left // self._config.num_envs)))
@@ -253,15 +274,18 @@ class Agent:
         acting = loop.acting
         if made and acting is not None and self._codec is not None:
             with self._changed:
-                block = loop.recorder.block(
-                    boot_id=self._boot_id, sequence=self._session.next_sequence, base=self._session.base
-                )
-                self._session.block_made(
-                    self._codec.encode(block), epoch=acting.epoch, version=acting.version, now_s=time.monotonic()
-                )
+                # A new learner in lockstep has no use for what was made for the one before.
+                if not loop.config.lockstep or acting.epoch == self._session.epoch:
+                    self._keep_block(loop.recorder, self._codec, acting)
                 self._send()
         if self._config.max_steps and self._steps >= self._config.max_steps:
             self.stop("all steps made")
+
+    def _keep_block(self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy) -> None:
+        sequence, base = self._session.next_sequence, self._session.base
+        payload = codec.encode(recorder.block(boot_id=self._boot_id, sequence=sequence, base=base))
+        self._session.block_made(payload, epoch=acting.epoch, version=acting.version, now_s=time.monotonic())
+        self._bases[sequence] = base
 
     @property
     def _steps(self) -> int:
@@ -331,9 +355,13 @@ class Agent:
             changed = _task(known) != _task(birth)
             self._rebuild = self._rebuild or changed or birth.mode == "lockstep"
             if changed or birth.mode == "lockstep":
+                # Neither blocks nor policies of another task, or of a lockstep that is made again, are of use.
                 self._session.drop_pending()
+                self._session.policy_lost()
+                self._mailbox.policy = None
+                self._bases.clear()
                 self._mailbox.ask_flush()
-        self._inbox.trust(self._key, birth.observations, birth.action)
+        self._inbox.trust(self._key, birth.observations, birth.action, epoch=birth.epoch)
         if new_epoch:
             self._announce()
         self._send()
@@ -344,6 +372,9 @@ class Agent:
 
     def _policy_ready(self, acting: ActingPolicy) -> None:
         with self._changed:
+            # It may have been on its way while a new learner with another task came.
+            if self._birth is not None and not _same_spaces(acting, self._birth):
+                return
             self._session.policy_accepted(acting.epoch, acting.version)
             self._mailbox.post_policy(acting)
             self._changed.notify_all()
@@ -352,9 +383,9 @@ class Agent:
         ack = Ack.decode(message.payload)
         if ack.boot_id != self._boot_id:
             return
-        for sequence, code in ack.refused.items():
-            _LOG.warning("the learner refused block %d with code %d", sequence, code)
+        self._note_refused(ack)
         with self._changed:
+            before = self._session.base
             self._session.ack(
                 epoch=ack.epoch,
                 inserted=ack.inserted,
@@ -362,8 +393,17 @@ class Agent:
                 credit=ack.credit,
                 now_s=time.monotonic(),
             )
+            for freed in range(before, self._session.base):
+                self._bases.pop(freed, None)
             self._send()
             self._changed.notify_all()
+
+    def _note_refused(self, ack: Ack) -> None:
+        # An ack repeats the refusals of a while.
+        for sequence, code in sorted(ack.refused.items()):
+            if sequence > self._last_refused:
+                self._last_refused = sequence
+                _LOG.warning("the learner refused block %d with code %d", sequence, code)
 
     # -- the ticker's thread -------------------------------------------------------------------------------------------
 
@@ -371,8 +411,9 @@ class Agent:
         while not ended.wait(_TICK_S):
             try:
                 self._tick(time.monotonic())
-            except QuarlError as error:
-                _LOG.warning("tick failed: %s", error)
+            # Births, re-sends and telemetry must go on whatever went wrong this time.
+            except Exception:
+                _LOG.exception("tick failed")
 
     def _tick(self, now_s: float) -> None:
         with self._changed:
@@ -380,6 +421,7 @@ class Agent:
                 self._link_was_up = False
                 self._session.link_changed(up=False, now_s=now_s)
             self._session.tick(now_s)
+            self._tell_blocked(now_s)
             if self._session.announce_due(now_s):
                 self._announce()
             self._send()
@@ -387,6 +429,8 @@ class Agent:
             if loop is not None and now_s >= self._telemetry_due_s:
                 self._telemetry_due_s = now_s + _TELEMETRY_PERIOD_S
                 self._link.publish(self._topics.telemetry(self._config.name), self._telemetry(loop, now_s), qos=0)
+            if loop is not None:
+                self._log_progress(loop, now_s)
             slow = loop is not None and 0 < loop.block_began_s < now_s - _FLUSH_AFTER_S
             if slow and self._birth is not None and self._birth.mode != "lockstep":
                 self._mailbox.ask_flush()
@@ -396,10 +440,20 @@ class Agent:
     def _send(self) -> None:
         topic = self._topics.xp(self._config.name)
         while (sequence := self._session.next_to_send()) is not None:
-            payload = self._outbox.get(sequence)
-            if payload is None or not self._link.publish(topic, payload):
-                return
+            payload = self._stamped(sequence)
+            # Before the publish: on a link in memory the ack comes before it returns.
             self._session.sent(sequence)
+            if not self._link.publish(topic, payload):
+                self._session.not_taken(sequence)
+                return
+
+    def _stamped(self, sequence: int) -> bytes:
+        """Return a block with the base of now: a learner that does not know this boot would wait for freed blocks."""
+        payload, base = self._outbox.get(sequence), self._session.base
+        assert payload is not None and self._codec is not None  # noqa: S101  what is due is held
+        if self._bases.get(sequence, base) != base:
+            payload = self._codec.encode(dataclasses.replace(self._codec.decode(payload), base=base))
+        return payload
 
     def _announce(self) -> None:
         self._beat += 1
@@ -420,16 +474,36 @@ class Agent:
             blocked_since_unix_s=time.time() - (time.monotonic() - self._blocked_since_s) if self._blocked else 0.0,
         )
         if self._link.publish(self._topics.state(self._config.name), state.encode(), retain=True):
+            self._announced_blocked = self._blocked
             self._session.announced(time.monotonic())
 
     def _note_blocked(self, blocked: str) -> None:
         now_s = time.monotonic()
         if self._blocked:
-            spent = self._blocked_s.get(self._blocked, 0.0)
-            self._blocked_s[self._blocked] = spent + now_s - self._blocked_since_s
-        if blocked != self._blocked and blocked not in ("", "no credit", "waiting for the next policy"):
-            _LOG.info("standing still: %s", blocked)
-        self._blocked, self._blocked_since_s = blocked, now_s
+            self._blocked_s[self._blocked] = self._blocked_s.get(self._blocked, 0.0) + now_s - self._noted_s
+        self._noted_s = now_s
+        if blocked != self._blocked:
+            if blocked not in ("", "no credit", "waiting for the next policy"):
+                _LOG.info("standing still: %s", blocked)
+            self._blocked, self._blocked_since_s = blocked, now_s
+
+    def _tell_blocked(self, now_s: float) -> None:
+        """Renew the birth when what it says of standing still has been untrue for a while; short stops are no news."""
+        if self._blocked != self._announced_blocked and now_s - self._blocked_since_s > _STEADY_S:
+            self._session.request_announce()
+
+    def _log_progress(self, loop: Loop, now_s: float) -> None:
+        if now_s >= self._progress_due_s:
+            self._progress_due_s = now_s + _PROGRESS_PERIOD_S
+            acting = loop.acting
+            _LOG.info(
+                "%s steps, %s episodes, mean return %.1f, policy %s%s",
+                f"{self._steps:,}",
+                f"{self._episodes_before + loop.episodes.episodes:,}",
+                loop.episodes.return_mean,
+                acting.version if acting else "none",
+                f", standing still: {self._blocked}" if self._blocked else "",
+            )
 
     def _telemetry(self, loop: Loop, now_s: float) -> bytes:
         steps = self._steps
@@ -463,7 +537,9 @@ class Agent:
                 self._topics.telemetry(self._config.name), self._telemetry(self._loop, time.monotonic()), qos=0
             )
         self._link.publish(
-            self._topics.state(self._config.name), gone_state(self._config.name, self._boot_id), retain=True
+            self._topics.state(self._config.name),
+            gone_state(self._config.name, self._boot_id, why=f"failed: {self._fault}" if self._fault else ""),
+            retain=True,
         )
         self._link.flush(timeout_s=_GOODBYE_S)
         self._inbox.close()
@@ -484,6 +560,14 @@ class Agent:
             blocked_s={reason: round(spent, 3) for reason, spent in self._blocked_s.items()},
             reason=self._reason,
         )
+
+
+def _same_spaces(acting: ActingPolicy, birth: LearnerBirth) -> bool:
+    contract = acting.policy.contract
+    found, wanted = (
+        [(spec.key, spec.shape, spec.dtype) for spec in specs] for specs in (contract.observations, birth.observations)
+    )
+    return found == wanted and contract.action.n == birth.action.n
 
 
 def _task(birth: LearnerBirth) -> tuple[object, ...]:

@@ -35,6 +35,7 @@ class Inbox:
         latest: (epoch, version) of the newest policy handed on.
         accepted: policies handed on.
         refused: pushes that did not hold; the policy in use goes on.
+        ignored: pushes that were not newer (W3).
         ready_ms: of recent pushes, from the learner's reading of its variables to a policy that is ready for the next
             step, in ms of the wall clock: right only where both ends share a clock.
     """
@@ -60,14 +61,25 @@ class Inbox:
         self.latest = (-1, -1)
         self.accepted = 0
         self.refused = 0
+        self.ignored = 0
+        self._epoch = 0
         self.ready_ms: deque[float] = deque(maxlen=_PUSHES_KEPT)
         self._thread = threading.Thread(target=self._work, name="inbox", daemon=True)
         self._thread.start()
 
-    def trust(self, key: PublicKey, observations: tuple[ObservationSpec, ...], action: ActionSpec) -> None:
-        """From now on take pushes that `key` signed, for these spaces; a push that waited for this is looked at."""
+    def trust(
+        self, key: PublicKey, observations: tuple[ObservationSpec, ...], action: ActionSpec, *, epoch: int = 0
+    ) -> None:
+        """From now on take pushes that `key` signed, for these spaces; a push that waited for this is looked at.
+
+        Args:
+            key: of the learner.
+            observations: from its birth.
+            action: likewise.
+            epoch: likewise; pushes of an older one are ignored (W3), such as one still retained from the learner before.
+        """
         with self._changed:
-            self._key, self._observations, self._action = key, observations, action
+            self._key, self._observations, self._action, self._epoch = key, observations, action, epoch
             self._changed.notify_all()
 
     def offer(self, payload: bytes) -> None:
@@ -97,7 +109,8 @@ class Inbox:
     def _take(self, payload: bytes, key: PublicKey) -> None:
         try:
             header, data = decode_push(payload, key.verify)
-            if not newer((header.epoch, header.version), self.latest):
+            if header.epoch < self._epoch or not newer((header.epoch, header.version), self.latest):
+                self.ignored += 1
                 return
             acting = self._load(header, read_policy(data))
         except QuarlError as error:

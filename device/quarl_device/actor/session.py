@@ -22,9 +22,7 @@ from typing import Literal
 from quarl_device.actor.outbox import Outbox
 from quarl_device.errors import UsageError
 
-Blocked = Literal[
-    "", "link down", "no learner", "no policy", "no credit", "outbox full", "waiting for the next policy"
-]
+Blocked = Literal["", "link down", "no learner", "no policy", "no credit", "outbox full", "waiting for the next policy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +137,10 @@ class ActorSession:
         """A pushed policy stands ready for the loop."""
         self._policy = (epoch, version)
 
+    def policy_lost(self) -> None:
+        """The policies known so far are of no use for the learner's new task."""
+        self._policy = None
+
     def block_made(self, payload: bytes, *, epoch: int, version: int, now_s: float) -> int:
         """Take over an encoded block, acted at its last row with policy (epoch, version); returns its sequence."""
         sequence = self.next_sequence
@@ -230,10 +232,22 @@ class ActorSession:
         return self._unsent if self._unsent < limit else None
 
     def sent(self, sequence: int) -> None:
-        """Block `sequence` was handed to the link."""
-        self.resends += sequence < self._sent_once
+        """Block `sequence` is being handed to the link: said before, since an answer may come before that returns."""
         self._unsent = sequence + 1
-        self._sent_once = max(self._sent_once, self._unsent)
+        if sequence < self._sent_once:
+            self.resends += 1
+        else:
+            self._sent_once = self._unsent
+
+    def not_sent(self, sequence: int) -> None:
+        """The link did not take block `sequence` after all."""
+        self._unsent = min(self._unsent, sequence)
+        if sequence == self._sent_once - 1:
+            self._sent_once = sequence
+
+    def not_taken(self, sequence: int) -> None:
+        """The link did not take block `sequence` after all: try again later."""
+        self._unsent = min(self._unsent, max(sequence, self._first_unconfirmed()))
 
     def announce_due(self, now_s: float) -> bool:
         """Return whether the device's birth is to be published now."""

@@ -46,12 +46,15 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         if self.spec.action.kind != "discrete":
-            raise UnsupportedSpace(f"this version acts in discrete spaces; the learner asks for {self.spec.action.kind}")
+            raise UnsupportedSpace(
+                f"this version acts in discrete spaces; the learner asks for {self.spec.action.kind}"
+            )
 
 
 class Loop(Protocol):
     """Steps environments, a block at a time, on one thread."""
 
+    config: LoopConfig
     recorder: Recorder
     episodes: EpisodeStatistics
     acting: ActingPolicy | None

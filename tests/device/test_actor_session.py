@@ -1,0 +1,449 @@
+"""The actor's protocol: whatever is lost, doubled, reordered or restarted, every block arrives exactly once."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quarl_device.actor.outbox import MemoryOutbox
+from quarl_device.actor.session import ActorSession, SessionConfig
+from quarl_device.errors import UsageError
+from quarl_edge.ingest.sessions import SessionTable, Verdict
+
+BOOT = "0123456789abcdef"
+
+
+@dataclasses.dataclass
+class Learner:
+    """Stores what comes next; a crash loses what is not durable."""
+
+    epoch: int = 1
+    beat: int = 0
+    stored: int = 0
+    durable: int = 0
+    ahead: int = 2
+    credit: int = 0
+
+    def take(self, sequence, base):
+        assert base <= self.stored, "the actor freed what was not durable"
+        # In order and once (W1): everything else is a duplicate or a gap.
+        if sequence == self.stored:
+            self.stored += 1
+
+    def ack(self):
+        self.credit = max(self.credit, self.stored + self.ahead)
+        return {"epoch": self.epoch, "inserted": self.stored - 1, "durable": self.durable - 1, "credit": self.credit}
+
+    def restart(self, clean):
+        if clean:
+            self.durable = self.stored
+        self.stored, self.credit, self.beat = self.durable, 0, 0
+        self.epoch += 1
+
+
+class World:
+    """An actor, a learner, and what is in the air between them."""
+
+    def __init__(self, learner, config=None):
+        self.now_s = 0.0
+        self.learner = learner
+        self.session = ActorSession(MemoryOutbox(), config)
+        self.outbox = self.session._outbox
+        self.up, self.down = [], []
+        self.made = []
+
+    def pump(self):
+        """Do what the agent does after every event."""
+        while (sequence := self.session.next_to_send()) is not None:
+            assert sequence < self.session.credit
+            payload = self.outbox.get(sequence)
+            assert payload is not None
+            self.up.append(payload)
+            self.session.sent(sequence)
+        if self.session.announce_due(self.now_s):
+            self.up.append(b"announce")
+            self.session.announced(self.now_s)
+
+    def make(self):
+        if self.session.blocked():
+            return
+        sequence = self.session.next_sequence
+        payload = f"{sequence} {self.session.base}".encode()
+        assert self.session.block_made(payload, epoch=1, version=1, now_s=self.now_s) == sequence
+        self.made.append(sequence)
+
+    def arrive(self, payload):
+        """A message reaches the learner, which answers."""
+        if payload != b"announce":
+            self.learner.take(*map(int, payload.split()))
+        self.down.append(self.learner.ack())
+
+    def hear(self, ack):
+        self.session.ack(now_s=self.now_s, **ack)
+
+    def birth(self):
+        self.learner.beat += 1
+        self.session.learner_online(epoch=self.learner.epoch, beat=self.learner.beat, lockstep=False, now_s=self.now_s)
+
+    def link(self, up):
+        self.session.link_changed(up=up, now_s=self.now_s)
+        if not up:
+            self.up.clear()
+            self.down.clear()
+
+    def calm(self, rounds=200):
+        """A sound network from here on; returns whether everything became durable and the loop may run."""
+        self.link(up=True)
+        for number in range(rounds):
+            if number % 20 == 0:
+                self.birth()
+            self.now_s += 0.5
+            self.session.tick(self.now_s)
+            self.pump()
+            for payload in self.up[:]:
+                self.arrive(payload)
+            for ack in self.down[:]:
+                self.hear(ack)
+            self.up.clear()
+            self.down.clear()
+            self.learner.durable = self.learner.stored
+            self.down.append(self.learner.ack())
+            if not self.session.pending and not self.session.blocked():
+                return True
+        return False
+
+
+KINDS = [
+    "make", "make", "make", "arrive", "arrive", "arrive", "hear", "hear", "lose up", "lose down", "double up",
+    "double down", "tick", "cut", "restore", "crash", "restart", "gone", "birth", "more credit", "sync",
+]  # fmt: skip
+
+
+def act(world, kind, number):
+    up, down = world.up, world.down
+    match kind:
+        case "make":
+            world.make()
+        case "arrive" if up:
+            world.arrive(up.pop(number % len(up)))
+        case "hear" if down:
+            world.hear(down.pop(number % len(down)))
+        case "lose up" if up:
+            up.pop(number % len(up))
+        case "lose down" if down:
+            down.pop(number % len(down))
+        case "double up" if up:
+            up.append(up[number % len(up)])
+        case "double down" if down:
+            down.append(down[number % len(down)])
+        case "tick":
+            world.now_s += number % 40
+            world.session.tick(world.now_s)
+        case "cut":
+            world.link(up=False)
+        case "restore":
+            world.link(up=True)
+        case "crash" | "restart":
+            world.learner.restart(clean=kind == "restart")
+            world.birth()
+        case "gone":
+            world.session.learner_gone(epoch=world.learner.epoch)
+        case "birth":
+            world.birth()
+        case "more credit":
+            world.learner.ahead = number % 6
+            down.append(world.learner.ack())
+        case "sync":
+            world.learner.durable = world.learner.stored
+            down.append(world.learner.ack())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 99)), max_size=80))
+def test_every_block_ends_exactly_once_in_the_learner_and_nothing_waits_for_ever(events):
+    world = World(Learner(), SessionConfig(max_in_flight_blocks=3))
+    world.session.policy_accepted(1, 1)
+    world.link(up=True)
+    world.birth()
+    for kind, number in events:
+        act(world, kind, number)
+        world.pump()
+        assert world.learner.durable <= world.learner.stored <= world.session.next_sequence
+        # Nothing is forgotten that a crash of the learner would still need.
+        assert world.session.base <= world.learner.durable
+    world.learner.ahead = 2
+    assert world.calm(), (world.session.blocked(), world.session.pending)
+    assert world.learner.stored == len(world.made)
+    assert world.made == list(range(len(world.made)))
+
+
+class Forgetful:
+    """The learner's real session table; a restart may know nothing of what was before."""
+
+    def __init__(self):
+        self.epoch, self.beat, self.ahead = 1, 0, 3
+        self.durable = self.stored = 0
+        self.table = SessionTable(1)
+        self.table.open("a", BOOT)
+        self.accepted = []
+
+    def take(self, sequence, base):
+        if self.table.admit("a", BOOT, sequence, base) is Verdict.ACCEPT:
+            self.accepted.append(sequence)
+
+    def ack(self):
+        self.table.grant("a", self.ahead)
+        ack = self.table.ack("a")
+        return {"epoch": ack.epoch, "inserted": ack.inserted, "durable": ack.durable, "credit": ack.credit}
+
+    def forget(self):
+        self.epoch += 1
+        self.table = SessionTable(self.epoch)
+        self.table.open("a", BOOT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 5))
+def test_a_learner_that_lost_everything_goes_on_with_a_running_actor(before, between, after):
+    learner = Forgetful()
+    world = World(learner)
+    world.session.policy_accepted(1, 1)
+    assert world.calm()
+    for _ in range(before):
+        world.make()
+        assert world.calm()
+    for _ in range(between):
+        world.make()
+    learner.forget()
+    world.birth()
+    for _ in range(after):
+        world.make()
+    assert world.calm()
+    world.make()
+    assert world.calm()
+    assert learner.accepted == sorted(set(learner.accepted)), "twice or out of order"
+    assert learner.accepted == world.made
+
+
+def ready(**config):
+    session = ActorSession(MemoryOutbox(), SessionConfig(**config))
+    session.link_changed(up=True, now_s=0.0)
+    session.learner_online(epoch=1, beat=1, lockstep=False, now_s=0.0)
+    session.policy_accepted(1, 1)
+    return session
+
+
+def grant(session, credit, *, inserted=-1, durable=-1, epoch=1, now_s=0.0):
+    return session.ack(epoch=epoch, inserted=inserted, durable=durable, credit=credit, now_s=now_s)
+
+
+def make(session, count=1, version=1):
+    for _ in range(count):
+        session.block_made(b"x", epoch=1, version=version, now_s=0.0)
+
+
+def drain(session):
+    sent = []
+    while (sequence := session.next_to_send()) is not None:
+        sent.append(sequence)
+        session.sent(sequence)
+    return sent
+
+
+def test_it_says_why_it_stands_still():
+    session = ActorSession(MemoryOutbox(max_bytes=2))
+    assert session.blocked() == "link down"
+    session.link_changed(up=True, now_s=0.0)
+    assert session.blocked() == "no learner"
+    session.learner_online(epoch=1, beat=1, lockstep=False, now_s=0.0)
+    assert session.blocked() == "no policy"
+    session.policy_accepted(1, 1)
+    assert session.blocked() == "no credit"
+    grant(session, 9)
+    assert session.blocked() == ""
+    make(session, 2)
+    assert session.blocked() == "outbox full"
+    grant(session, 9, inserted=1, durable=1)
+    assert session.blocked() == ""
+    make(session, 1)
+    session.learner_gone(epoch=1)
+    assert session.blocked() == ""
+    make(session, 1)
+    assert session.blocked() == "no learner"
+
+
+def test_credit_bounds_what_is_sent_and_made():
+    session = ready()
+    grant(session, 2)
+    make(session, 2)
+    assert drain(session) == [0, 1]
+    assert session.blocked() == "no credit"
+    assert grant(session, 3)
+    assert session.blocked() == ""
+
+
+def test_acks_that_cannot_be_true_say_nothing():
+    session = ready()
+    make(session, 2)
+    for wrong in (
+        {"inserted": 2, "durable": 0},
+        {"inserted": 0, "durable": 1},
+        {"inserted": 1, "durable": 1, "epoch": 0},
+        {"inserted": 1, "durable": 1, "epoch": 7},
+    ):
+        assert not grant(session, 99, **wrong)
+    assert (session.inserted, session.durable, session.credit, session.pending) == (-1, -1, 0, 2)
+
+
+def test_an_older_ack_takes_nothing_back():
+    session = ready()
+    make(session, 3)
+    grant(session, 9, inserted=1, durable=1)
+    assert not grant(session, 2, inserted=0, durable=0)
+    assert (session.inserted, session.credit, session.base) == (1, 9, 2)
+
+
+@pytest.mark.parametrize("event", ["link", "epoch", "back", "silence"])
+def test_what_may_be_lost_is_sent_again(event):
+    session = ready()
+    grant(session, 5)
+    make(session, 4)
+    assert drain(session) == [0, 1, 2, 3]
+    grant(session, 5, inserted=1)
+    assert drain(session) == []
+    match event:
+        case "link":
+            session.link_changed(up=False, now_s=1.0)
+            assert drain(session) == []
+            session.link_changed(up=True, now_s=2.0)
+        case "epoch":
+            assert session.learner_online(epoch=2, beat=1, lockstep=False, now_s=1.0)
+            assert drain(session) == []  # no credit of this learner yet
+            # What the old learner inserted without its being durable may be gone with it.
+            grant(session, 9, epoch=2)
+            assert drain(session) == [0, 1, 2, 3]
+            return
+        case "back":
+            session.learner_gone(epoch=1)
+            assert drain(session) == []
+            session.learner_online(epoch=1, beat=2, lockstep=False, now_s=1.0)
+        case "silence":
+            session.tick(0.9)
+            assert drain(session) == []
+            session.tick(1.1)
+    assert drain(session) == [2, 3]
+    assert session.resends == 2
+
+
+def test_silence_is_met_with_growing_patience():
+    session = ready(resend_after_s=1.0, resend_max_s=4.0)
+    grant(session, 5)
+    make(session, 1)
+    drain(session)
+    again = []
+    for tenth in range(1, 200):
+        session.tick(tenth / 10)
+        if drain(session):
+            again.append(tenth / 10)
+    gaps = [round(b - a, 1) for a, b in zip(again, again[1:], strict=False)]
+    assert again[0] == 1.0
+    assert gaps == [2.0, 4.0, 4.0, 4.0, 4.0]
+
+
+def test_an_actor_without_credit_asks_again():
+    session = ready()
+    assert session.announce_due(0.0)
+    session.announced(0.0)
+    session.tick(0.5)
+    assert not session.announce_due(0.5)
+    session.tick(1.5)
+    assert session.announce_due(1.5)
+
+
+def test_the_birth_is_renewed_and_follows_a_new_epoch():
+    session = ready(announce_every_s=10.0)
+    grant(session, 5)
+    session.announced(0.0)
+    assert not session.announce_due(9.9)
+    assert session.announce_due(10.0)
+    session.announced(10.0)
+    session.learner_online(epoch=2, beat=1, lockstep=False, now_s=11.0)
+    assert session.announce_due(11.0)
+    session.announced(11.0)
+    session.request_announce()
+    assert session.announce_due(11.0)
+    session.link_changed(up=False, now_s=12.0)
+    assert not session.announce_due(12.0)
+
+
+def test_an_older_learner_is_ignored():
+    session = ready()
+    session.learner_online(epoch=5, beat=1, lockstep=False, now_s=0.0)
+    grant(session, 3, epoch=5)
+    assert not session.learner_online(epoch=4, beat=9, lockstep=True, now_s=0.0)
+    assert (session.epoch, session.credit, session.blocked()) == (5, 3, "")
+    assert not session.learner_gone(epoch=4)
+
+
+def test_a_learner_that_falls_silent_counts_as_gone_until_it_is_heard():
+    session = ready(learner_silent_s=30.0)
+    session.tick(31.0)
+    assert session.blocked() == "no learner"
+    # The same beat again is the retained message, not a sign of life.
+    session.learner_online(epoch=1, beat=1, lockstep=False, now_s=32.0)
+    assert session.blocked() == "no learner"
+    session.learner_online(epoch=1, beat=2, lockstep=False, now_s=33.0)
+    assert session.blocked() == "no credit"
+
+
+def test_lockstep_makes_one_block_per_policy_of_this_epoch():
+    session = ready()
+    session.learner_online(epoch=1, beat=2, lockstep=True, now_s=0.0)
+    grant(session, 9)
+    assert session.blocked() == ""
+    make(session)
+    assert session.blocked() == "waiting for the next policy"
+    session.policy_accepted(1, 2)
+    assert session.blocked() == ""
+    session.learner_online(epoch=2, beat=1, lockstep=True, now_s=0.0)
+    grant(session, 9, epoch=2)
+    assert session.blocked() == "waiting for the next policy"
+    session.policy_accepted(2, 1)
+    assert session.blocked() == ""
+
+
+def test_giving_up_what_is_pending_shows_in_base():
+    session = ready()
+    grant(session, 9)
+    make(session, 3)
+    grant(session, 9, inserted=0, durable=0)
+    assert session.drop_pending() == 2
+    assert (session.pending, session.base) == (0, 3)
+    make(session)
+    assert drain(session) == [3]
+
+
+def test_only_so_much_is_in_the_air_at_once():
+    session = ready(max_in_flight_blocks=2)
+    grant(session, 9)
+    make(session, 5)
+    assert drain(session) == [0, 1]
+    grant(session, 9, inserted=0)
+    assert drain(session) == [2]
+
+
+def test_a_send_that_failed_is_next_again():
+    session = ready()
+    grant(session, 9)
+    make(session, 2)
+    session.sent(0)
+    session.not_sent(0)
+    assert drain(session) == [0, 1]
+    assert session.resends == 0
+
+
+@pytest.mark.parametrize("wrong", [{"resend_after_s": 0}, {"resend_after_s": 20}, {"max_in_flight_blocks": 0}])
+def test_impatience_is_refused(wrong):
+    with pytest.raises(UsageError):
+        SessionConfig(**wrong)
