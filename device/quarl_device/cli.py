@@ -154,7 +154,8 @@ def _die_with_parent() -> None:
     """Ask Linux for SIGKILL when the process that started this one dies in whatever way."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or parent == 1:
+    # A parent with process id 1 may be alive: the first process of a container.
+    if os.getppid() != parent:
         raise UsageError("--die-with-parent: the parent is gone already")
 
 

@@ -31,7 +31,7 @@ class ActingPolicy:
 class Mailbox:
     """The hot loop looks at one attribute per step, `raised`; only when it is true at the rest.
 
-    Writers set a field and then `raised`; the loop clears `raised` and then reads the fields, so that nothing is missed.
+    Writers set a field and then `raised`; the loop clears `raised` and then reads the fields, so nothing is missed.
 
     Attributes:
         raised: there is something new.

@@ -76,7 +76,7 @@ class Inbox:
             key: of the learner.
             observations: from its birth.
             action: likewise.
-            epoch: likewise; pushes of an older one are ignored (W3), such as one still retained from the learner before.
+            epoch: likewise; pushes of an older one are ignored (W3), such as the last learner's.
         """
         with self._changed:
             self._key, self._observations, self._action, self._epoch = key, observations, action, epoch

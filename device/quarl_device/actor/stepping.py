@@ -46,9 +46,7 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         if self.spec.action.kind != "discrete":
-            raise UnsupportedSpace(
-                f"this version acts in discrete spaces; the learner asks for {self.spec.action.kind}"
-            )
+            raise UnsupportedSpace(f"this version acts in discrete spaces; the learner has {self.spec.action.kind}")
 
 
 class Loop(Protocol):
