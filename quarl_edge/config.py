@@ -85,7 +85,7 @@ class TrainConfig:
     algorithm: str = "dqn"
     seed: int = _spec(0, 0, 2**31 - 1)
     lockstep: bool = False
-    actors: int = _spec(1, 0, 256)
+    actors: int = _spec(2, 0, 256)
     envs_per_actor: int = _spec(1, 1, 4_096)
     block_steps: int = _spec(256, 1, 65_535)
     steps: int = _spec(100_000, 1, 10**12)

@@ -44,7 +44,7 @@ def write_atomic(path: Path, data: bytes, *, error: type[QuarlError], what: str,
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
         temporary = ""
         sync_directory(path.parent)
     except OSError as cause:

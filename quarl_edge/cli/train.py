@@ -54,7 +54,7 @@ def train(
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
-        asked["lockstep"] = True
+        asked = {"actors": 1, **asked, "lockstep": True}
     config, directory = (
         _resumed(run, env, asked, settings) if resume else _fresh(run, env, algorithm, preset, asked, settings)
     )
