@@ -13,9 +13,11 @@ import secrets
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from quarl_device import __version__
 from quarl_device.actor.acting import ActingPolicy, Mailbox
@@ -27,7 +29,7 @@ from quarl_device.actor.single import SingleLoop
 from quarl_device.actor.stepping import Loop, LoopConfig
 from quarl_device.actor.vector import VectorLoop
 from quarl_device.environments import EnvSpec, check_matches, check_registered, make_single, make_vector
-from quarl_device.errors import KeyMismatch, QuarlError
+from quarl_device.errors import KeyMismatch, PayloadRefused, QuarlError
 from quarl_device.link import Link, Message, Will
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.wire.block import BlockCodec, BlockSpec
@@ -43,6 +45,8 @@ _FLUSH_AFTER_S = 1.0
 _STEADY_S = 1.0
 _PROGRESS_PERIOD_S = 5.0
 _GOODBYE_S = 2.0
+_DRAIN_S = 5.0
+_HURRIED_DRAIN_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +155,7 @@ class Agent:
         self._fault: QuarlError | None = None
         self._reason = ""
         self._rebuild = False
+        self._connecting = False
         self._link_was_up = False
         self._beat = 0
         self._blocked, self._blocked_since_s = "", time.monotonic()
@@ -164,6 +169,7 @@ class Agent:
         self._telemetry_steps, self._telemetry_at_s = 0, time.monotonic()
         self._steps_before = 0
         self._episodes_before = 0
+        self._policies_before = 0
         self._began_s = time.monotonic()
 
     # -- the caller's thread -------------------------------------------------------------------------------------------
@@ -177,27 +183,45 @@ class Agent:
             UnknownEnvironment, UnsupportedSpace, SpaceMismatch: no such environment here, or not the learner's spaces.
             EnvironmentMisbehaved: the environment raised or gave NaN.
         """
-        self._subscribe()
-        self._link.connect(timeout_s=self._config.connect_timeout_s)
         ended = threading.Event()
         ticker = threading.Thread(target=self._tick_until, args=(ended,), name="ticker", daemon=True)
-        ticker.start()
         try:
+            self._connect()
+            ticker.start()
             self._work()
+            self._drain(_DRAIN_S if self._out_of_steps else _HURRIED_DRAIN_S)
         except QuarlError as error:
             self._fail(error)
         finally:
             ended.set()
-            ticker.join(timeout=2.0)
+            if ticker.is_alive():
+                ticker.join(timeout=2.0)
             self._leave()
         if self._fault is not None:
             raise self._fault
         return self._summary()
 
+    def _connect(self) -> None:
+        self._subscribe()
+        self._connecting = True
+        try:
+            self._link.connect(timeout_s=self._config.connect_timeout_s)
+        except KeyboardInterrupt:
+            # A signal handler asked for the end and raised, since nothing else ends the wait for a broker.
+            if not self._mailbox.stop:
+                raise
+        finally:
+            self._connecting = False
+
     def stop(self, reason: str = "stopped") -> None:
         """Ask for a clean end; may be called from a signal handler or any thread."""
         self._reason = self._reason or reason
         self._mailbox.ask_stop()
+
+    @property
+    def connecting(self) -> bool:
+        """Whether `run` waits for its first connection, which only an exception in its thread ends early."""
+        return self._connecting
 
     def _work(self) -> None:
         try:
@@ -227,6 +251,7 @@ class Agent:
         if old is not None:
             self._steps_before += old.episodes.steps
             self._episodes_before += old.episodes.episodes
+            self._policies_before += old.versions_seen
             self._loop = None
             old.close()
         loop, codec = self._make_loop(birth)
@@ -256,11 +281,13 @@ class Agent:
         check_registered(env_spec.env_id, allow_module=own)
         if config.num_envs == 1:
             env = make_single(env_spec, allow_module=own)
-            check_matches(env, birth.observations, birth.action)
-            return SingleLoop(env, loop_config, self._mailbox), BlockCodec(spec)
+            with _closed_on_error(env):
+                check_matches(env, birth.observations, birth.action)
+                return SingleLoop(env, loop_config, self._mailbox), BlockCodec(spec)
         vector = make_vector(env_spec, config.num_envs, allow_module=own)
-        check_matches(vector, birth.observations, birth.action)
-        return VectorLoop(vector, loop_config, self._mailbox), BlockCodec(spec)
+        with _closed_on_error(vector):
+            check_matches(vector, birth.observations, birth.action)
+            return VectorLoop(vector, loop_config, self._mailbox), BlockCodec(spec)
 
     def _rows(self, loop: Loop) -> int:
         rows = loop.recorder.max_rows
@@ -274,12 +301,23 @@ class Agent:
         acting = loop.acting
         if made and acting is not None and self._codec is not None:
             with self._changed:
-                # A new learner in lockstep has no use for what was made for the one before.
-                if not loop.config.lockstep or acting.epoch == self._session.epoch:
+                # A learner with another task, or that makes a lockstep again, has no use for what was made before.
+                if not self._rebuild:
                     self._keep_block(loop.recorder, self._codec, acting)
                 self._send()
-        if self._config.max_steps and self._steps >= self._config.max_steps:
+        if self._out_of_steps:
             self.stop("all steps made")
+
+    def _drain(self, timeout_s: float) -> None:
+        """Wait until the learner has what was experienced, while there is one that could take it."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self._session.awaits_insertion and (left_s := deadline_s - time.monotonic()) > 0:
+                self._changed.wait(min(left_s, _WAIT_S))
+
+    @property
+    def _out_of_steps(self) -> bool:
+        return 0 < self._config.max_steps <= self._steps
 
     def _keep_block(self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy) -> None:
         sequence, base = self._session.next_sequence, self._session.base
@@ -321,16 +359,16 @@ class Agent:
         if not message.payload:
             return
         birth = LearnerBirth.decode(message.payload)
-        try:
-            check_wire_version(birth.wire, peer="the learner")
-        except QuarlError as error:
-            self._fail(error)
-            return
         with self._changed:
             if birth.status == "gone":
                 if self._session.learner_gone(epoch=birth.epoch) and self._config.exit_when_gone:
                     self.stop("the learner is gone")
             else:
+                try:
+                    check_wire_version(birth.wire, peer="the learner")
+                except QuarlError as error:
+                    self._fail(error)
+                    return
                 self._meet(birth)
             self._changed.notify_all()
 
@@ -344,12 +382,14 @@ class Agent:
                 f"learner epoch {birth.epoch} has key {birth.public_key[:16]}..., pinned is {self._key.hex[:16]}...",
                 hint="restart the actor to trust it, or give its key with --learner-key",
             )
+        known = self._birth
+        if known is not None and birth.epoch == known.epoch and _task(birth) != _task(known):
+            raise PayloadRefused(f"learner epoch {birth.epoch} changed its task; only a new epoch may")
         new_epoch = self._session.learner_online(
             epoch=birth.epoch, beat=birth.beat, lockstep=birth.mode == "lockstep", now_s=time.monotonic()
         )
         if birth.epoch < self._session.epoch:
             return
-        known = self._birth
         self._birth = birth
         if known is not None and new_epoch:
             changed = _task(known) != _task(birth)
@@ -557,10 +597,19 @@ class Agent:
             blocks_pending=self._session.pending,
             steps_per_s=self._steps / acting_s if acting_s > 0 else 0.0,
             act_us_p50=acts[len(acts) // 2] if acts else 0.0,
-            policies=loop.versions_seen if loop is not None else 0,
+            policies=self._policies_before + (loop.versions_seen if loop is not None else 0),
             blocked_s={reason: round(spent, 3) for reason, spent in self._blocked_s.items()},
             reason=self._reason,
         )
+
+
+@contextmanager
+def _closed_on_error(env: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        env.close()
+        raise
 
 
 def _same_spaces(acting: ActingPolicy, birth: LearnerBirth) -> bool:

@@ -66,9 +66,15 @@ class EpisodeStatistics:
     @property
     def return_mean(self) -> float:
         """Mean return of the last 100 finished episodes, 0 if there are none."""
-        return sum(total for total, _ in self._recent) / len(self._recent) if self._recent else 0.0
+        recent = self._snapshot()
+        return sum(total for total, _ in recent) / len(recent) if recent else 0.0
 
     @property
     def length_mean(self) -> float:
         """Mean length of the last 100 finished episodes in steps, 0 if there are none."""
-        return sum(length for _, length in self._recent) / len(self._recent) if self._recent else 0.0
+        recent = self._snapshot()
+        return sum(length for _, length in recent) / len(recent) if recent else 0.0
+
+    def _snapshot(self) -> tuple[tuple[float, int], ...]:
+        # Other threads ask while the loop's adds, and a deque must not change while Python code iterates over it.
+        return tuple(self._recent)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from quarl_device.actor.acting import ActingPolicy
 from quarl_device.contract import ActionSpec, ObservationSpec
-from quarl_device.errors import QuarlError, SpaceMismatch
+from quarl_device.errors import SpaceMismatch
 from quarl_device.policy import Policy
 from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
 from quarl_device.runtime import PolicyRuntime
@@ -54,6 +54,7 @@ class Inbox:
         self._on_ready = on_ready
         self._changed = threading.Condition()
         self._payload: bytes | None = None
+        self._misfit: bytes | None = None
         self._key: PublicKey | None = None
         self._observations: tuple[ObservationSpec, ...] = ()
         self._action: ActionSpec | None = None
@@ -79,6 +80,9 @@ class Inbox:
             epoch: likewise; pushes of an older one are ignored (W3), such as the last learner's.
         """
         with self._changed:
+            # A new learner's push may overtake its birth: what did not fit the old spaces is looked at again.
+            if self._misfit and self._payload is None and (observations, action) != (self._observations, self._action):
+                self._payload, self._misfit = self._misfit, None
             self._key, self._observations, self._action, self._epoch = key, observations, action, epoch
             self._changed.notify_all()
 
@@ -113,18 +117,18 @@ class Inbox:
                 self.ignored += 1
                 return
             acting = self._load(header, read_policy(data))
-        except QuarlError as error:
+            self.latest = (header.epoch, header.version)
+            self.accepted += 1
+            if header.variables_read_unix_ns:
+                self.ready_ms.append((time.time_ns() - header.variables_read_unix_ns) / 1e6)
+            self._on_ready(acting)
+        except SpaceMismatch as error:
+            with self._changed:
+                self._misfit = payload
             self._refuse(error)
-            return
         # Whatever a hostile file provokes, the thread that takes the next push must live (W5).
         except Exception as error:
             self._refuse(error)
-            return
-        self.latest = (header.epoch, header.version)
-        self.accepted += 1
-        if header.variables_read_unix_ns:
-            self.ready_ms.append((time.time_ns() - header.variables_read_unix_ns) / 1e6)
-        self._on_ready(acting)
 
     def _load(self, header: PushHeader, file: PolicyFile) -> ActingPolicy:
         self._check_spaces(file)
@@ -149,8 +153,11 @@ class Inbox:
         found = [(spec.key, spec.shape, spec.dtype) for spec in file.contract.observations]
         if found != wanted:
             raise SpaceMismatch(f"the pushed policy observes {found}, the learner's birth says {wanted}")
-        if self._action is None or file.contract.action.n != self._action.n:
-            raise SpaceMismatch(f"the pushed policy has {file.contract.action.n} actions, unlike the learner's birth")
+        ours, theirs = self._action, file.contract.action
+        if ours is None or (theirs.kind, theirs.n, theirs.start) != (ours.kind, ours.n, ours.start):
+            raise SpaceMismatch(
+                f"the pushed policy acts in {theirs.kind} n={theirs.n} start={theirs.start}, unlike the learner's birth"
+            )
 
     def _refuse(self, error: Exception) -> None:
         self.refused += 1

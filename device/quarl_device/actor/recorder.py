@@ -88,14 +88,17 @@ class Recorder:
         """The block has `rows` rows."""
         self._rows = rows
 
+    def finals(self) -> NDArray[Any]:
+        """Return the final observations, [K, *shape] in the order of `final_index`; there is at least one."""
+        shape = self.observation.shape[2:]
+        return np.concatenate([np.reshape(array, (-1, *shape)) for array in self.final_observation])
+
     def block(self, *, boot_id: str, sequence: int, base: int) -> Block:
         """Return the rows since `begin` as a block of views."""
         rows = self._rows
         finals, index = self._no_finals, self._no_index
         if self.final_index:
-            index = np.array(self.final_index, np.int32)
-            shape = self._no_finals[self.key].shape[1:]
-            finals = {self.key: np.concatenate([np.reshape(a, (-1, *shape)) for a in self.final_observation])}
+            index, finals = np.array(self.final_index, np.int32), {self.key: self.finals()}
         return Block(
             boot_id=boot_id,
             sequence=sequence,

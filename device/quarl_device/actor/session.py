@@ -207,6 +207,11 @@ class ActorSession:
         return len(self._outbox)
 
     @property
+    def awaits_insertion(self) -> bool:
+        """Whether blocks wait for a learner that is there and can be reached."""
+        return self.inserted < self.next_sequence - 1 and not self._absent()
+
+    @property
     def base(self) -> int:
         """The lowest sequence that can still be sent."""
         return self._outbox.base
@@ -239,15 +244,11 @@ class ActorSession:
         else:
             self._sent_once = self._unsent
 
-    def not_sent(self, sequence: int) -> None:
-        """The link did not take block `sequence` after all."""
-        self._unsent = min(self._unsent, sequence)
-        if sequence == self._sent_once - 1:
-            self._sent_once = sequence
-
     def not_taken(self, sequence: int) -> None:
         """The link did not take block `sequence` after all: try again later."""
         self._unsent = min(self._unsent, max(sequence, self._first_unconfirmed()))
+        if sequence == self._sent_once - 1:
+            self._sent_once = sequence
 
     def announce_due(self, now_s: float) -> bool:
         """Return whether the device's birth is to be published now."""

@@ -73,6 +73,8 @@ class SingleLoop(SteppingBase):
             self._raised(row, error)
         finally:
             self._observation = observation
+        # Once per block: an environment that gives another shape does so at every step.
+        self._check_shape("step", np.asarray(observation)[None])
         return self._end_block(rows)
 
     def close(self) -> None:

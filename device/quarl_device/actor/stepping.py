@@ -165,14 +165,18 @@ class SteppingBase:
             seed = stream_env_seed(config.seed, config.actor_index)
         self._noise.restart(version)
         observation = self._reset_envs(seed)
-        expected = self.recorder.observation.shape[1:]
-        if np.shape(observation) != expected:
-            raise EnvironmentMisbehaved(
-                f"environment {config.env_id!r}: reset gave observations of shape {np.shape(observation)[1:]}, "
-                f"its space says {expected[1:]}"
-            )
+        self._check_shape("reset", observation)
         self.recorder.restart(observation)
         self._fresh = False
+
+    def _check_shape(self, what: str, observations: NDArray[Any]) -> None:
+        """Refuse observations [N, *shape] that numpy would only have stretched to their place."""
+        expected = self.recorder.observation.shape[1:]
+        if np.shape(observations) != expected:
+            raise EnvironmentMisbehaved(
+                f"environment {self.config.env_id!r}: {what} gave observations of shape {np.shape(observations)[1:]}, "
+                f"its space says {expected[1:]}"
+            )
 
     def _check_values(self, rows: int) -> None:
         """Name the first step whose reward or observation is NaN or Inf; once per block, not per step."""
@@ -181,10 +185,18 @@ class SteppingBase:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 bad = ~np.isfinite(array).reshape(rows, self.config.num_envs, -1).all(axis=2)
                 row, env = np.argwhere(bad)[0].tolist()
-                raise EnvironmentMisbehaved(
-                    f"environment {self.config.env_id!r}: {what} {array[row, env].tolist()} "
-                    f"{self._where(row, env)} is not finite"
-                )
+                self._not_finite(what, array[row, env], row, env)
+        if recorder.final_index and recorder.observation.dtype.kind == "f":
+            last = recorder.finals()
+            for (row, env), observation in zip(recorder.final_index, last, strict=True):
+                if not np.isfinite(observation).all():
+                    self._not_finite("observation", observation, row, env)
+
+    def _not_finite(self, what: str, value: NDArray[Any], row: int, env: int) -> NoReturn:
+        shown = np.array2string(value, threshold=8, edgeitems=4).replace("\n", "")
+        raise EnvironmentMisbehaved(
+            f"environment {self.config.env_id!r}: {what} {shown} {self._where(row, env)} is not finite"
+        )
 
     def _raised(self, row: int, error: BaseException) -> NoReturn:
         raise EnvironmentMisbehaved(
