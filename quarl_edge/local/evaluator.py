@@ -42,9 +42,8 @@ class Evaluator:
     def __init__(self, *, episodes: int, seed: int) -> None:
         self._episodes = episodes
         self._seed = seed
-        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet)
+        self._pool = _new_pool()
         self._running: tuple[int, int, Future[Evaluation]] | None = None
-        self._pool.submit(_warm)
 
     def submit(self, policy: bytes, golden: GoldenVectors, *, version: int, env_steps: int) -> bool:
         """Start judging `policy` unless one is being judged.
@@ -60,7 +59,12 @@ class Evaluator:
         """
         if self._running is not None:
             return False
-        future = self._pool.submit(_evaluate, policy, golden, self._episodes, self._seed)
+        work = (_evaluate, policy, golden, self._episodes, self._seed)
+        try:
+            future = self._pool.submit(*work)
+        except BrokenProcessPool:
+            self._replace_pool()
+            future = self._pool.submit(*work)
         self._running = (version, env_steps, future)
         return True
 
@@ -79,8 +83,8 @@ class Evaluator:
             return None
         except BrokenProcessPool:
             self._running = None
-            _LOG.warning("the evaluator process ended by itself; policy version %d was not judged", version)
-            self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet)
+            _LOG.warning("policy version %d was not judged", version)
+            self._replace_pool()
             return None
         except QuarlError:
             self._running = None
@@ -93,11 +97,22 @@ class Evaluator:
         """Whether a policy is being judged."""
         return self._running is not None
 
+    def _replace_pool(self) -> None:
+        _LOG.warning("the evaluator process ended by itself; starting another")
+        self._pool.shutdown(wait=False)
+        self._pool = _new_pool()
+
     def close(self) -> None:
         """End the evaluator process; an unfinished evaluation is dropped."""
         for process in list((self._pool._processes or {}).values()):
             process.terminate()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _new_pool() -> ProcessPoolExecutor:
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet)
+    pool.submit(_warm)
+    return pool
 
 
 def _quiet() -> None:

@@ -1,0 +1,17 @@
+"""The examples run as they stand."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_acting_with_a_file():
+    model = ROOT / "tests" / "data" / "cartpole.tflite"
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "act_with_a_file.py", model],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "return" in done.stdout

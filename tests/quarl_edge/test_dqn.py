@@ -1,0 +1,115 @@
+"""The fused learner against plain steps, its target network, and what a checkpoint must hold."""
+
+import numpy as np
+import pytest
+from learner_factory import batch, config, policy
+
+from quarl_device.errors import CheckpointError
+from quarl_edge.learner.dqn import Dqn
+from quarl_edge.replay.transitions import Batch
+
+
+def one_by_one(whole, k):
+    return Batch(**{name: getattr(whole, name)[k : k + 1] for name in
+                    ("observation", "action", "reward", "discount", "next_observation")})  # fmt: skip
+
+
+def online(algorithm):
+    return {name: value for name, value in algorithm.arrays().items() if name.startswith("online/")}
+
+
+def target(algorithm):
+    return {name: value for name, value in algorithm.arrays().items() if name.startswith("target/")}
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_k_fused_updates_equal_k_single_ones(double_q):
+    settings = config(double_q=double_q)
+    fused, single = Dqn(settings, policy()), Dqn(settings, policy())
+    whole = batch()
+    fused.update(whole)
+    for k in range(4):
+        single.update(one_by_one(whole, k))
+    a, b = fused.arrays(), single.arrays()
+    assert a["updates"] == b["updates"] == 4
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_compiling_changes_nothing():
+    algorithm = Dqn(config(), policy())
+    algorithm.update(batch())
+    before = algorithm.arrays()
+    algorithm.compile()
+    for name, value in algorithm.arrays().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_a_hard_target_moves_only_at_its_period():
+    algorithm = Dqn(config(target_tau=0.0, target_period_updates=8), policy())
+    first = target(algorithm)
+    algorithm.update(batch())
+    for name, value in target(algorithm).items():
+        np.testing.assert_array_equal(value, first[name])
+    algorithm.update(batch(seed=1))
+    for name, value in target(algorithm).items():
+        np.testing.assert_array_equal(value, online(algorithm)[name.replace("target/", "online/")])
+
+
+def test_a_soft_target_moves_towards_the_online_weights_and_takes_its_ranges():
+    algorithm = Dqn(config(target_tau=0.25, target_period_updates=0), policy())
+    before = target(algorithm)
+    algorithm.update(one_by_one(batch(), 0))
+    after, now = target(algorithm), online(algorithm)
+    weights = len(algorithm.policy.trainable_variables)
+    for i, name in enumerate(sorted(before)):
+        new = now[name.replace("target/", "online/")]
+        expected = before[name] + 0.25 * (new - before[name]) if i < weights else new
+        np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_ranges_move_only_through_training():
+    algorithm = Dqn(config(), policy())
+    before = algorithm.policy.snapshot().ranges
+    algorithm.policy.model(batch().observation[0], training=False)
+    np.testing.assert_array_equal(algorithm.policy.snapshot().ranges, before)
+    algorithm.update(batch())
+    assert not np.array_equal(algorithm.policy.snapshot().ranges, before)
+
+
+def test_it_learns_a_bandit():
+    """Reward 1 for action 1 whatever is seen, episodes of one step."""
+    algorithm = Dqn(config(learning_rate=0.01), policy())
+    for seed in range(60):
+        sample = batch(seed=seed)
+        reward = (sample.action == 1).astype(np.float32)
+        algorithm.update(
+            Batch(
+                observation=sample.observation, action=sample.action, reward=reward,
+                discount=np.zeros_like(reward), next_observation=sample.next_observation,
+            )
+        )  # fmt: skip
+    values = algorithm.policy.model(batch(seed=99).observation[0], training=False).numpy()
+    np.testing.assert_allclose(values, np.tile([0.0, 1.0], (5, 1)), atol=0.25)
+
+
+def test_restoring_goes_on_exactly():
+    algorithm, other = Dqn(config(), policy()), Dqn(config(), policy(seed=7))
+    algorithm.update(batch())
+    other.restore(algorithm.arrays())
+    algorithm.update(batch(seed=1))
+    other.update(batch(seed=1))
+    for name, value in algorithm.arrays().items():
+        np.testing.assert_array_equal(value, other.arrays()[name], err_msg=name)
+
+
+def test_a_checkpoint_of_another_network_is_refused():
+    algorithm = Dqn(config(), policy())
+    with pytest.raises(CheckpointError, match="shape"):
+        algorithm.restore(Dqn(config(), policy(hidden=(9,))).arrays())
+    with pytest.raises(CheckpointError, match="missing"):
+        algorithm.restore(Dqn(config(), policy(hidden=(8, 8))).arrays() | {"extra": np.zeros(1)})
+    arrays = algorithm.arrays()
+    arrays.pop("updates")
+    with pytest.raises(CheckpointError, match="updates"):
+        algorithm.restore(arrays)

@@ -1,0 +1,64 @@
+"""Judging in a process of its own: the same returns as here, one at a time, latest wins."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from quarl_device.errors import SelfTestError
+from quarl_device.evaluate import evaluate
+from quarl_device.policy_file import read_policy_path
+from quarl_edge.local.evaluator import Evaluator
+
+FILE = read_policy_path(Path(__file__).parent.parent / "data" / "cartpole.tflite")
+
+
+@pytest.fixture(scope="module")
+def evaluator():
+    made = Evaluator(episodes=3, seed=11)
+    yield made
+    made.close()
+
+
+def test_it_returns_what_playing_here_returns(evaluator):
+    assert evaluator.submit(FILE.data, FILE.golden, version=4, env_steps=640)
+    # What comes while one is judged is skipped, not queued.
+    assert not evaluator.submit(FILE.data, FILE.golden, version=5, env_steps=700)
+    judged = evaluator.poll(timeout_s=60)
+    assert (judged.version, judged.env_steps) == (4, 640)
+    assert judged.result.returns == evaluate(FILE, episodes=3, seed=11).returns
+    assert evaluator.poll() is None
+
+
+def test_a_file_that_fails_its_goldens_is_an_error_and_the_next_one_is_judged(evaluator):
+    wrong = {role: values + 100 for role, values in FILE.golden.outputs.items()}
+    golden = dataclasses.replace(FILE.golden, outputs=wrong)
+    assert evaluator.submit(FILE.data, golden, version=1, env_steps=0)
+    with pytest.raises(SelfTestError):
+        evaluator.poll(timeout_s=60)
+    assert evaluator.submit(FILE.data, FILE.golden, version=2, env_steps=0)
+    assert evaluator.poll(timeout_s=60).version == 2
+
+
+def kill(evaluator):
+    for process in list((evaluator._pool._processes or {}).values()):
+        process.kill()
+        process.join(10)
+
+
+def test_a_judge_that_dies_is_replaced():
+    made = Evaluator(episodes=1, seed=0)
+    try:
+        assert made.submit(FILE.data, FILE.golden, version=1, env_steps=0)
+        kill(made)
+        # Killed while judging: that version is lost, or it was judged just before.
+        lost = made.poll(timeout_s=60)
+        assert lost is None or lost.version == 1
+        kill(made)
+        assert made.submit(FILE.data, FILE.golden, version=2, env_steps=0)
+        judged = made.poll(timeout_s=60) or (
+            made.submit(FILE.data, FILE.golden, version=2, env_steps=0) and made.poll(timeout_s=60)
+        )
+        assert judged.version == 2
+    finally:
+        made.close()

@@ -1,0 +1,79 @@
+"""A push: patched, answered, signed, retained, and sent again after a reconnection."""
+
+import numpy as np
+import pytest
+from learner_factory import CONTRACT, batch, policy
+
+from quarl_device.errors import BadSignature, NonFiniteError
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy
+from quarl_device.testing.fake_broker import FakeBroker
+from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.push import Exploration, decode_push
+from quarl_device.wire.topics import Topics
+from quarl_edge.learner.publisher import PolicyPublisher
+from quarl_export.template import Template
+
+TOPICS = Topics("f")
+
+
+@pytest.fixture(scope="module")
+def made():
+    network = policy()
+    observations = batch().observation[0]
+    network.calibrate(observations)
+    return network, Template.from_model(network, CONTRACT, observations)
+
+
+@pytest.fixture
+def setting(made):
+    network, template = made
+    broker = FakeBroker()
+    link = broker.link("learner")
+    link.connect(timeout_s=1)
+    key = LearnerKey.generate()
+    return broker, link, key, network, PolicyPublisher(template, link=link, topics=TOPICS, key=key, epoch=7)
+
+
+def prepared(publisher, network, **changes):
+    fields = {"version": 3, "env_steps": 99, "exploration": Exploration(values=(0.5,))}
+    return publisher.prepare(network.snapshot, **{**fields, **changes})
+
+
+def test_a_push_carries_what_the_file_answers_and_only_the_key_opens_it(setting):
+    broker, _, key, network, publisher = setting
+    pushed = prepared(publisher, network)
+    assert TOPICS.policy not in broker.retained
+    assert publisher.publish(pushed)
+    header, data = decode_push(broker.retained[TOPICS.policy], key.public.verify)
+    assert (header.epoch, header.version, header.env_steps) == (7, 3, 99)
+    assert data == pushed.policy
+    file = read_policy(data)
+    golden = file.golden.with_outputs(header.golden_outputs, lsb=header.lsb, tolerance_lsb=header.tolerance_lsb)
+    Policy.load(file, golden=golden)
+    with pytest.raises(BadSignature):
+        decode_push(broker.retained[TOPICS.policy], LearnerKey.generate().public.verify)
+
+
+def test_the_latest_push_comes_again_after_a_reconnection(setting):
+    broker, link, _, network, publisher = setting
+    publisher.publish(prepared(publisher, network, version=1))
+    publisher.publish(prepared(publisher, network, version=2))
+    broker.retained.clear()
+    broker.cut("learner")
+    link.reconnect()
+    header, _ = decode_push(broker.retained[TOPICS.policy], lambda *_: None)
+    assert header.version == 2
+
+
+def test_nan_weights_are_refused_before_anything_is_published(setting):
+    broker, _, _, network, publisher = setting
+    kept = network.snapshot()
+    kernel = network.trainable_variables[0]
+    kernel.assign(np.full(kernel.shape, np.nan, np.float32))
+    try:
+        with pytest.raises(NonFiniteError):
+            prepared(publisher, network)
+    finally:
+        network.restore(kept)
+    assert TOPICS.policy not in broker.retained
