@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import signal
@@ -59,12 +60,12 @@ class Evaluator:
         """
         if self._running is not None:
             return False
-        work = (_evaluate, policy, golden, self._episodes, self._seed)
+        work = functools.partial(_evaluate, policy, golden, self._episodes, self._seed)
         try:
-            future = self._pool.submit(*work)
+            future = self._pool.submit(work)
         except BrokenProcessPool:
             self._replace_pool()
-            future = self._pool.submit(*work)
+            future = self._pool.submit(work)
         self._running = (version, env_steps, future)
         return True
 
