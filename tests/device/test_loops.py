@@ -223,7 +223,10 @@ def test_lockstep_resets_when_a_push_says_so_and_only_then():
 @pytest.mark.parametrize("what", ["ask_stop", "ask_flush"])
 @pytest.mark.parametrize("envs", [1, 3])
 def test_a_block_ends_early_when_asked(what, envs):
-    env = PostAt(3, lambda: getattr(loop.mailbox, what)())
+    env = PostAt(
+        3,
+        lambda: getattr(loop.mailbox, what)(),  # noqa: PLW0108  `loop` comes later
+    )
     loop = single(env) if envs == 1 else same_step([env, Counter(50), Counter(50)])
     assert block_of(loop).num_steps == 3
     assert loop.run_block(8) == (0 if what == "ask_stop" else 8)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +17,7 @@ from quarl_device.errors import ModelFileError
 from quarl_device.runtime.protocol import Array, Infer
 
 MAX_BATCH_SIZE = 4096
+_GREETING = b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
 
 
 class InterpreterModel:
@@ -109,8 +114,9 @@ class _InterpreterRuntime:
         if not model:
             raise ModelFileError("the model is empty")
         try:
-            interpreter = self._interpreter(model_content=model, num_threads=num_threads)
-            return InterpreterModel(interpreter, inputs=inputs, outputs=outputs, batch_size=batch_size)
+            with _without_greeting():
+                interpreter = self._interpreter(model_content=model, num_threads=num_threads)
+                return InterpreterModel(interpreter, inputs=inputs, outputs=outputs, batch_size=batch_size)
         except (ValueError, RuntimeError, SystemError) as error:
             raise ModelFileError(f"{self.name} {self.version} refuses the model: {_first_line(error)}") from error
 
@@ -133,6 +139,44 @@ class TFLiteRuntime(_InterpreterRuntime):
         if int(np.__version__.split(".")[0]) >= 2:
             raise ImportError(f"tflite-runtime needs numpy<2, found numpy {np.__version__}: pip install 'numpy<2'")
         super().__init__()
+
+
+class _Greeting:
+    """Whether the runtime has greeted; it does once per process, with the first interpreter that has a delegate."""
+
+    lock = threading.Lock()
+    over = False
+
+
+@contextmanager
+def _without_greeting() -> Iterator[None]:
+    """Keep the first interpreter's greeting off stderr; everything else that is written meanwhile comes after it.
+
+    The library writes to file descriptor 2 itself, so the descriptor is redirected around this one creation.
+    """
+    if _Greeting.over:
+        yield
+        return
+    with _Greeting.lock:
+        try:
+            held, stderr = tempfile.TemporaryFile(), os.dup(2)
+        except OSError:
+            # No room for a file, or stderr is closed: nothing worth failing for.
+            yield
+            return
+        with held:
+            os.dup2(held.fileno(), 2)
+            try:
+                yield
+            finally:
+                os.dup2(stderr, 2)
+                os.close(stderr)
+                held.seek(0)
+                lines = held.read().splitlines(keepends=True)
+                rest = b"".join(line for line in lines if not line.startswith(_GREETING))
+                _Greeting.over = _Greeting.over or len(b"".join(lines)) > len(rest)
+                with suppress(OSError):
+                    os.write(2, rest)
 
 
 def _pick(
