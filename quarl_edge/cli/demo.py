@@ -204,7 +204,7 @@ def _show(report: DemoReport, output: Format) -> None:
         ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
         (
             "pushes",
-            f"{report.pushes}  ({push} p50 until ready on an actor, {report.prepare_ms_p50:.1f} ms of it the learner's)",
+            f"{report.pushes}  ({push} p50 to ready on an actor, {report.prepare_ms_p50:.1f} ms in the learner)",
         ),
         ("file", f"{report.policy_bytes:,} bytes int8, {report.float_bytes:,} bytes float"),
         ("act", f"{report.act_us_p50:.1f} µs p50, observation in, action out"),
