@@ -1,12 +1,11 @@
 """The whole loop as a user runs it: real broker, real processes, real files."""
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from runs_helper import edge, last_json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -17,22 +16,11 @@ DEMO_KEYS = {
 }  # fmt: skip
 
 
-def quarl_edge(*words, cwd, timeout=200, env=None):
-    return subprocess.run(
-        [sys.executable, "-m", "quarl_edge", *words],
-        cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, **(env or {})},
-    )  # fmt: skip
-
-
-def last_json(done):
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """One demo, whose files the other tests use."""
     folder = tmp_path_factory.mktemp("demo")
-    done = quarl_edge("demo", "--format", "json", cwd=folder)
+    done = edge("demo", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, last_json(done), done.stderr
 
@@ -61,17 +49,17 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(demo):
 
 def test_evaluate_plays_the_file_and_repeats_exactly(demo):
     folder, report, _ = demo
-    first = last_json(quarl_edge("evaluate", "model.tflite", "--format", "json", cwd=folder))
+    first = last_json(edge("evaluate", "model.tflite", "--format", "json", cwd=folder))
     assert set(first) >= {"env", "episodes", "seed", "return_mean", "return_std", "returns", "runtime", "sha256"}
     assert first["return_mean"] == report["int8_return_mean"]
     assert len(first["returns"]) == 20
-    again = last_json(quarl_edge("evaluate", "model.tflite", "--format", "json", cwd=folder))
+    again = last_json(edge("evaluate", "model.tflite", "--format", "json", cwd=folder))
     assert again["returns"] == first["returns"]
 
 
 def test_export_writes_the_latest_run_with_contract_and_goldens(demo):
     folder, _, _ = demo
-    done = quarl_edge("export", "again.tflite", "--format", "json", cwd=folder)
+    done = edge("export", "again.tflite", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     exported = last_json(done)
     assert set(exported) >= {"model", "bytes", "sha256", "scheme", "env", "golden_vectors", "max_lsb_error"}
@@ -116,7 +104,7 @@ def test_no_secret_of_the_demo_is_left_behind(demo):
     ],
 )
 def test_bad_input_is_one_clear_line_and_its_code(tmp_path, words, code, says):
-    done = quarl_edge(*words, cwd=tmp_path, timeout=60)
+    done = edge(*words, cwd=tmp_path, timeout=60)
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
@@ -134,7 +122,7 @@ def test_a_damaged_model_file_is_one_clear_line(tmp_path, demo, damage):
     }[damage]
     path = tmp_path / "bad.tflite"
     path.write_bytes(bad)
-    done = quarl_edge("evaluate", str(path), "--format", "json", cwd=tmp_path, timeout=60)
+    done = edge("evaluate", str(path), "--format", "json", cwd=tmp_path, timeout=60)
     assert done.returncode == (11 if damage == "no contract" else 10), done.stderr
     assert "Traceback" not in done.stderr
     assert last_json(done)["error"]["code"] == done.returncode

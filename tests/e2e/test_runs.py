@@ -95,7 +95,8 @@ def test_a_device_elsewhere_joins_and_a_killed_learner_loses_and_repeats_nothing
     learner_env, device_env = {"QUARL_MQTT_PASSWORD": "one"}, {"QUARL_MQTT_PASSWORD": "two"}
     words = ["--broker", url(mosquitto, "learner"), "--fleet", "killed", "--learner-key", tmp_path / "key"]
     words += ["--actors", 0, "--format", "json"]
-    actor = [*DEVICE, "run", "--broker", url(mosquitto, "pi-1"), "--fleet", "killed", "--id", "pi-1", "--format", "json"]
+    actor = [*DEVICE, "run", "--broker", url(mosquitto, "pi-1"), "--fleet", "killed", "--id", "pi-1"]
+    actor += ["--format", "json"]
     fresh = [*EDGE, "train", "CartPole-v1", "--run", "r", "--set", "checkpoint_period_steps=300", *NO_GOAL, *words]
     run = tmp_path / "r"
     with Started(actor, cwd=tmp_path, log=tmp_path / "actor.log", env=device_env) as device:
@@ -156,8 +157,8 @@ def test_many_environments_per_actor_and_a_normaliser_from_data(tmp_path):
 
 def test_an_environment_without_a_preset_trains(tmp_path):
     done = edge(
-        "train", "Acrobot-v1", "--preset", "default", "--steps", 1500, "--set", "hidden=16", "--set", "learning_starts=200",
-        "--actors", 1, "--format", "json", cwd=tmp_path,
+        "train", "Acrobot-v1", "--preset", "default", "--steps", 1500, "--set", "hidden=16",
+        "--set", "learning_starts=200", "--actors", 1, "--format", "json", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert last_json(done)["updates"] > 0

@@ -1,0 +1,219 @@
+"""`quarl-device run` as a process of its own, against a real broker and a learner that follows a script."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from quarl_device.environments import spaces_to_specs
+from quarl_device.link import BrokerURL, PahoLink
+from quarl_device.policy_file import read_policy_path
+from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth
+from quarl_device.wire.push import Exploration, PushHeader, encode_push
+from quarl_device.wire.topics import Topics
+from quarl_edge.broker import EmbeddedBroker
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+CARTPOLE = read_policy_path(Path(__file__).parent.parent / "data" / "cartpole.tflite")
+USERS = {"learner": "one", "a": "two"}
+FORBIDDEN = re.compile(r"tensorflow|tf_keras|/keras/|torch|amqtt", re.IGNORECASE)
+
+
+def eventually(condition, what, timeout_s=15.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.01)
+
+
+class Learner:
+    """Births, one push, and an ack for every block."""
+
+    def __init__(self, broker, fleet):
+        self.topics, self.key, self.epoch = Topics(fleet), LearnerKey.generate(), int(time.time())
+        env = gymnasium.make("CartPole-v1")
+        self.specs = spaces_to_specs(env.observation_space, env.action_space)
+        self.codec = BlockCodec(BlockSpec(observations=self.specs[0], action=self.specs[1]))
+        self.blocks, self.states = [], []
+        self.link = PahoLink(BrokerURL.parse(broker.url), client_id="learner", password=USERS["learner"])
+        self.link.subscribe(self.topics.any_xp, self._on_xp)
+        self.link.subscribe(self.topics.any_state, self._on_state)
+        self.link.connect(timeout_s=10.0)
+
+    def serve(self):
+        birth = LearnerBirth(
+            status="online", epoch=self.epoch, env_id="CartPole-v1", algorithm="dqn", observations=self.specs[0],
+            action=self.specs[1], public_key=self.key.public.hex, mode="async", seed=1, block_steps=64, version="1",
+        )  # fmt: skip
+        header = PushHeader(
+            epoch=self.epoch, version=1, env_steps=0, sha256=CARTPOLE.sha256, exploration=Exploration(values=(0.1,)),
+            golden_outputs=dict(CARTPOLE.golden.outputs), lsb=dict(CARTPOLE.golden.lsb),
+        )  # fmt: skip
+        self.link.publish(self.topics.learner, birth.encode(), retain=True)
+        self.link.publish(self.topics.policy, encode_push(header, CARTPOLE.data, self.key.sign), retain=True)
+
+    def _on_state(self, message):
+        state = DeviceState.decode(message.payload)
+        self.states.append(state)
+        if state.status == "online":
+            self._ack(state.boot_id)
+
+    def _on_xp(self, message):
+        block = self.codec.decode(message.payload)
+        if block.sequence == len(self.blocks):
+            self.blocks.append(block)
+        self._ack(block.boot_id)
+
+    def _ack(self, boot_id):
+        stored = len(self.blocks) - 1
+        ack = Ack(boot_id=boot_id, epoch=self.epoch, inserted=stored, durable=stored, credit=stored + 9)
+        self.link.publish(self.topics.ack("a"), ack.encode())
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with EmbeddedBroker(USERS) as running:
+        yield running
+
+
+@pytest.fixture
+def learner(broker, request):
+    # A fleet per test: nothing that another test retained is seen.
+    one = Learner(broker, "f" + str(abs(hash(request.node.name)) % 10**8))
+    one.serve()
+    yield one
+    for topic in (one.topics.learner, one.topics.policy, one.topics.state("a")):
+        one.link.publish(topic, b"", retain=True)
+    one.link.flush(timeout_s=2.0)
+    one.link.close()
+
+
+@pytest.fixture
+def start(broker, learner):
+    processes = []
+
+    def run(*words, **env):
+        command = [sys.executable, "-m", "quarl_device.cli", "run", "--broker", broker.url, "--id", "a"]
+        process = subprocess.Popen(
+            [*command, "--fleet", learner.topics.fleet, "--format", "json", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "QUARL_MQTT_PASSWORD": USERS["a"], **env},
+        )  # fmt: skip
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_it_acts_small_without_tensorflow_and_ends_cleanly(learner, start, tmp_path):
+    key = tmp_path / "learner.pub"
+    learner.key.public.save(key)
+    process = start("--learner-key", str(key))
+    eventually(lambda: len(learner.blocks) > 20, "blocks")
+    proc = Path(f"/proc/{process.pid}")
+    assert not FORBIDDEN.findall((proc / "maps").read_text())
+    status = (proc / "status").read_text()
+    high_mb = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    assert high_mb < 100, f"{high_mb:.0f} MB resident"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["reason"] == "SIGTERM"
+    eventually(lambda: learner.states[-1].status == "gone", "the farewell")
+    eventually(lambda: sum(block.transitions for block in learner.blocks) == summary["steps"], "every step arrives")
+    assert summary["blocks"] == len(learner.blocks)
+    assert "pinning" not in err
+    assert "INFO:" not in err, "the runtime's greeting"
+    assert "Traceback" not in err
+    assert USERS["a"] not in err + out
+
+
+def test_interrupt_ends_it_too(learner, start):
+    process = start("--envs", "4")
+    eventually(lambda: len(learner.blocks) > 3, "blocks")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["reason"] == "SIGINT"
+    assert "pinning the learner's key" in err
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(learner, start, tmp_path, second):
+    (tmp_path / "stuck_env.py").write_text(
+        "import time, gymnasium\n"
+        "class Stuck(gymnasium.Wrapper):\n"
+        "    def step(self, action):\n"
+        "        open(__file__ + '.stuck', 'w').close()\n"
+        "        time.sleep(60)\n"
+        "gymnasium.register('Stuck-v0', lambda: Stuck(gymnasium.make('CartPole-v1')))\n"
+    )
+    process = start("--env", "stuck_env:Stuck-v0", PYTHONPATH=str(tmp_path))
+    eventually((tmp_path / "stuck_env.py.stuck").exists, "it is stuck in a step")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(second)
+    process.communicate(timeout=5)
+    assert process.returncode == -second
+
+
+def test_a_signal_ends_the_wait_for_a_broker(start):
+    process = start("--broker", "mqtt://127.0.0.1:9")
+    timer = threading.Timer(1.5, process.send_signal, (signal.SIGTERM,))
+    began = time.monotonic()
+    timer.start()
+    out, err = process.communicate(timeout=9)
+    assert time.monotonic() - began < 8
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["reason"] == "SIGTERM"
+
+
+def test_a_wrong_password_is_code_31(learner, start):
+    process = start(QUARL_MQTT_PASSWORD="no")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 31, err
+    assert json.loads(out.splitlines()[-1])["error"]["code"] == 31
+    assert "Traceback" not in err
+
+
+def test_another_key_than_the_given_one_is_never_served(learner, start, tmp_path):
+    key = tmp_path / "learner.pub"
+    LearnerKey.generate().public.save(key)
+    process = start("--learner-key", str(key))
+    eventually(lambda: learner.states, "it is there")
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
+    assert json.loads(out.splitlines()[-1])["steps"] == 0
+    assert "pinned is" in err
+    assert not learner.blocks
+
+
+def test_importing_the_actor_is_cheap():
+    code = (
+        "import time; began = time.process_time()\n"
+        "import quarl_device.actor.agent, quarl_device.link, quarl_device.runtime\n"
+        "quarl_device.runtime.find_runtime(None); print(time.process_time() - began)"
+    )
+    # The least of three: a busy machine only ever adds.
+    spent = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(spent) < 0.5
