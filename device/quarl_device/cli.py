@@ -11,13 +11,17 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from quarl_device import __version__
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.names import DEFAULT_FLEET, check_name, default_device_name
+
+if TYPE_CHECKING:
+    from quarl_device.actor.agent import Agent
 
 _RUN_EXAMPLES = """\
 examples:
@@ -28,7 +32,16 @@ examples:
 The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
 --password-file. Ctrl-C ends cleanly: what was experienced is sent first; a second one ends at once.
 """
+_BENCH_EXAMPLES = """\
+examples:
+  quarl-device bench
+  quarl-device bench --envs 64 --format json
+  quarl-device bench model.tflite --seconds 10
+"""
+MAX_ENVS = 4096
+_CONNECT_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,10 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 ran and failed, 2 wrong usage, or the error's own (see `quarl_device.errors`).
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser().parse_args(words)
     except UsageError as error:
-        return _show_error(error, as_json=False)
+        # What could not be parsed may still say how its error is to be shown.
+        return _show_error(error, as_json="--format=json" in words or ("--format", "json") in pairwise(words))
     try:
         status: int = options.command(options)
     except QuarlError as error:
@@ -72,6 +87,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_run_options(run)
     run.set_defaults(command=_run)
+    bench = commands.add_parser(
+        "bench",
+        help="measure the actor loop on this machine, beside the bare environment; needs no broker",
+        epilog=_BENCH_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench.add_argument(
+        "model", nargs="?", type=Path, metavar="MODEL", help="policy file (default: one for CartPole-v1)"
+    )
+    bench.add_argument("--envs", type=_between(1, MAX_ENVS), default=1, metavar="N", help="stepped as one batch")
+    bench.add_argument("--seconds", type=_between(1, 600), default=3, metavar="S", help="(default: %(default)s)")
+    bench.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
+    bench.add_argument("--format", choices=("text", "json"), default="text")
+    bench.set_defaults(command=_bench)
     return parser
 
 
@@ -80,7 +109,9 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--fleet", default=DEFAULT_FLEET, metavar="F", help="fleet to join (default: %(default)s)")
     run.add_argument("--id", metavar="NAME", help="this device's name (default: the host's)")
     run.add_argument("--env", metavar="ID", help="environment of this device's own choice; may be module:Id")
-    run.add_argument("--envs", type=_at_least(1), default=1, metavar="N", help="environments, stepped as one batch")
+    run.add_argument(
+        "--envs", type=_between(1, MAX_ENVS), default=1, metavar="N", help="environments, stepped as one batch"
+    )
     run.add_argument("--index", type=_at_least(0), default=0, metavar="I", help="which actor this is, from 0")
     run.add_argument("--seed", type=_at_least(0), metavar="S", help="default: the learner's")
     run.add_argument("--block-steps", type=_at_least(1), metavar="T", help="rows per block (default: the learner's)")
@@ -123,11 +154,12 @@ def _run(options: argparse.Namespace) -> int:
         max_steps=options.steps or 0,
         learner_key=options.learner_key,
         exit_when_gone=options.exit_when_gone,
+        connect_timeout_s=_CONNECT_TIMEOUT_S,
     )
     boot_id = new_boot_id()
     link = PahoLink(url, client_id=name, password=read_password(options.password_file), will=will_of(config, boot_id))
     agent = Agent(config, link=link, runtime=find_runtime(options.runtime), boot_id=boot_id)
-    _stop_on_signals(agent.stop)
+    _stop_on_signals(agent)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", name, config.fleet, url.address)
     summary = agent.run()
     if options.format == "json":
@@ -140,13 +172,38 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _stop_on_signals(stop: Callable[[str], None]) -> None:
-    def handle(number: int, _: FrameType | None) -> None:
-        # The next one meets the default action and ends the process at once.
-        signal.signal(number, signal.SIG_DFL)
-        stop(signal.Signals(number).name)
+def _bench(options: argparse.Namespace) -> int:
+    from quarl_device.actor.bench import actor_speed
+    from quarl_device.policy_file import read_policy_path
+    from quarl_device.runtime import find_runtime
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    speed = actor_speed(
+        read_policy_path(options.model) if options.model else None,
+        num_envs=options.envs,
+        duration_s=options.seconds,
+        runtime=find_runtime(options.runtime),
+    )
+    if options.format == "json":
+        sys.stdout.write(json.dumps(asdict(speed)) + "\n")
+    else:
+        sys.stdout.write(
+            f"{speed.env} x {speed.envs}: {speed.steps_per_s:,.0f} steps/s "
+            f"(bare environment {speed.bare_env_steps_per_s:,.0f}), one policy call {speed.act_us_p50:.1f} µs, "
+            f"{speed.encode_share:.1%} of the time to encode\n{speed.runtime} on {speed.machine}\n"
+        )
+    return 0
+
+
+def _stop_on_signals(agent: Agent) -> None:
+    def handle(number: int, _: FrameType | None) -> None:
+        # The next one of either kind meets the default action and ends the process at once.
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        agent.stop(signal.Signals(number).name)
+        if agent.connecting:
+            raise KeyboardInterrupt
+
+    for number in _SIGNALS:
         signal.signal(number, handle)
 
 
@@ -160,13 +217,17 @@ def _die_with_parent() -> None:
 
 
 def _at_least(low: int) -> Callable[[str], int]:
+    return _between(low, 2**31 - 1)
+
+
+def _between(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected a whole number, found {text[:40]!r}") from None
-        if not low <= value < 2**31:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, found {value}")
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"expected a whole number in {low}..{high}, found {text[:40]}")
         return value
 
     return parse

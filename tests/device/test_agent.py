@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quarl_device.actor.agent import Agent, AgentConfig, will_of
+from quarl_device.contract import ObservationSpec
 from quarl_device.environments import spaces_to_specs
 from quarl_device.errors import (
     BrokerUnreachable,
@@ -242,7 +243,9 @@ BAD = {
     "other spaces": {
         "policy": ACROBOT, "golden_outputs": dict(ACROBOT.golden.outputs), "lsb": dict(ACROBOT.golden.lsb)
     },
-    "not a policy": {"policy": dataclasses.replace(CARTPOLE, data=b"x" * 99, sha256=hashlib.sha256(b"x" * 99).hexdigest())},
+    "not a policy": {
+        "policy": dataclasses.replace(CARTPOLE, data=b"x" * 99, sha256=hashlib.sha256(b"x" * 99).hexdigest())
+    },
 }  # fmt: skip
 
 
@@ -511,7 +514,7 @@ def test_no_broker_is_code_30(broker, actor):
         ({"env_kwargs": {"vectorization_mode": "async", "num_envs": 10**9}}, EnvironmentMisbehaved),
         ({"action": dataclasses.replace(ACTION, n=3)}, SpaceMismatch),
         ({"action": dataclasses.replace(ACTION, n=65536)}, SpaceMismatch),
-        ({"observations": (dataclasses.replace(OBSERVATIONS[0], shape=(2048, 2048), low=None, high=None),)}, UnsupportedSpace),
+        ({"observations": (ObservationSpec(key="observation", shape=(2048, 2048)),)}, UnsupportedSpace),
         ({"observations": (dataclasses.replace(OBSERVATIONS[0], stack=4),)}, UnsupportedSpace),
     ],
 )  # fmt: skip
@@ -629,7 +632,7 @@ def lockstep_run(versions, *, first=1, epsilon=0.3, reset=(1, 4)):
         for version in versions:
             learner.push(version, exploration=Exploration(values=(epsilon,)), reset=version in reset)
             learner.ack()
-            eventually(lambda: len(learner.blocks) == len(out) + 1, f"the block of {version}")  # noqa: B023
+            eventually(lambda: len(learner.blocks) == len(out) + 1, f"the block of {version}")
             block, payload = learner.blocks[-1], learner.payloads[-1]
             assert set(block.policy_version.tolist()) == {version}
             header = b'"sequence":"%d","base":"%d"' % (block.sequence, block.base)

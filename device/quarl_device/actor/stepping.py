@@ -53,6 +53,7 @@ class Loop(Protocol):
     """Steps environments, a block at a time, on one thread."""
 
     config: LoopConfig
+    mailbox: Mailbox
     recorder: Recorder
     episodes: EpisodeStatistics
     acting: ActingPolicy | None

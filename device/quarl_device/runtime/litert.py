@@ -159,7 +159,8 @@ def _without_greeting() -> Iterator[None]:
         return
     with _Greeting.lock:
         try:
-            held, stderr = tempfile.TemporaryFile(), os.dup(2)
+            stderr = os.dup(2)
+            held = tempfile.TemporaryFile()  # noqa: SIM115  closed below
         except OSError:
             # No room for a file, or stderr is closed: nothing worth failing for.
             yield

@@ -1,0 +1,189 @@
+"""How fast the actor loop is, beside the bare environment in the same run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quarl_device.actor.acting import ActingPolicy, Mailbox
+from quarl_device.actor.single import SingleLoop
+from quarl_device.actor.stepping import Loop, LoopConfig
+from quarl_device.actor.vector import VectorLoop
+from quarl_device.environments import EnvSpec, VectorAdapter, check_matches, make_single, make_vector
+from quarl_device.errors import UsageError
+from quarl_device.policy import Policy
+from quarl_device.policy_file import PolicyFile, read_policy_path
+from quarl_device.runtime import PolicyRuntime
+from quarl_device.wire.block import BlockCodec, BlockSpec
+
+BUILT_IN_POLICY = Path(__file__).with_name("bench_cartpole.tflite")
+MAX_ENVS = 4096
+_BLOCK_ROWS = 256
+_ROUNDS = 5
+_EPSILON = 0.05
+_BOOT_ID = "0" * 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorSpeed:
+    """What was measured; rates are the median of rounds that alternate with the bare environment's.
+
+    Attributes:
+        env: id of the environment.
+        envs: environments stepped as one batch.
+        steps_per_s: environment steps per second of the whole loop, dummy rows left out: act, explore, step, record,
+            encode the block.
+        bare_env_steps_per_s: of the same environment with actions drawn beforehand, and nothing else.
+        act_us_p50: median time of one policy call, in µs, for all environments.
+        encode_share: of the loop's time that encoding blocks took, 0..1.
+        runtime: that the policy ran in.
+        machine: processor architecture, number of CPUs, Python.
+        sha256: of the policy file.
+    """
+
+    env: str
+    envs: int
+    steps_per_s: float
+    bare_env_steps_per_s: float
+    act_us_p50: float
+    encode_share: float
+    runtime: str
+    machine: str
+    sha256: str
+
+
+def actor_speed(
+    file: PolicyFile | None = None,
+    *,
+    num_envs: int = 1,
+    duration_s: float = 3.0,
+    runtime: PolicyRuntime | None = None,
+) -> ActorSpeed:
+    """Run the actor's loop without a broker, and its bare environment, in alternating rounds.
+
+    Args:
+        file: the policy; by default a small one for CartPole-v1 that comes with the package.
+        num_envs: environments stepped as one batch.
+        duration_s: of the whole measurement.
+        runtime: see `Policy.load`.
+
+    Raises:
+        UsageError: `num_envs` or `duration_s` out of range.
+        ModelError, EnvironmentFault: the policy or its environment does not work here.
+    """
+    if not 1 <= num_envs <= MAX_ENVS or not 0.01 <= duration_s <= 600:
+        raise UsageError(f"cannot measure {num_envs} environments for {duration_s} s: at most {MAX_ENVS}, 0.01..600 s")
+    file = file or read_policy_path(BUILT_IN_POLICY)
+    policy = Policy.load(file, runtime=runtime, batch_size=num_envs)
+    loop, codec = _make_loop(file, num_envs)
+    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, epsilon=_EPSILON))
+    bare = _make_bare(file, num_envs)
+    round_s = duration_s / (2 * _ROUNDS)
+    try:
+        rates, bare_rates, encoding_s, looping_s = [], [], 0.0, 0.0
+        # The first block and the first steps meet cold caches.
+        _run_loop(loop, codec, 0.0)
+        for _ in range(_ROUNDS):
+            bare_rates.append(bare(round_s))
+            steps, spent_s, encoded_s = _run_loop(loop, codec, round_s)
+            rates.append(steps / spent_s)
+            encoding_s, looping_s = encoding_s + encoded_s, looping_s + spent_s
+    finally:
+        loop.close()
+    return ActorSpeed(
+        env=file.contract.env_id,
+        envs=num_envs,
+        steps_per_s=round(float(np.median(rates)), 1),
+        bare_env_steps_per_s=round(float(np.median(bare_rates)), 1),
+        act_us_p50=round(float(np.median(loop.act_us)), 3),
+        encode_share=round(encoding_s / looping_s, 4),
+        runtime=policy.runtime_name,
+        machine=f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+        sha256=file.sha256,
+    )
+
+
+def _make_loop(file: PolicyFile, num_envs: int) -> tuple[Loop, BlockCodec]:
+    contract = file.contract
+    spec = BlockSpec(observations=contract.observations, action=contract.action)
+    rows = min(_BLOCK_ROWS, spec.max_steps(num_envs))
+    config = LoopConfig(env_id=contract.env_id, spec=spec, num_envs=num_envs, max_rows=rows, seed=0)
+    env_spec = EnvSpec(env_id=contract.env_id)
+    if num_envs == 1:
+        env = make_single(env_spec)
+        check_matches(env, contract.observations, contract.action)
+        return SingleLoop(env, config, Mailbox()), BlockCodec(spec)
+    vector = make_vector(env_spec, num_envs)
+    check_matches(vector, contract.observations, contract.action)
+    return VectorLoop(vector, config, Mailbox()), BlockCodec(spec)
+
+
+def _run_loop(loop: Loop, codec: BlockCodec, duration_s: float) -> tuple[int, float, float]:
+    """Return steps, seconds, and seconds of these that encoding took; at least one block is made."""
+    clock = time.perf_counter
+    before, began, encoded_s = loop.episodes.steps, clock(), 0.0
+    while True:
+        loop.run_block(loop.recorder.max_rows)
+        made = clock()
+        codec.encode(loop.recorder.block(boot_id=_BOOT_ID, sequence=0, base=0))
+        now = clock()
+        encoded_s += now - made
+        if now - began >= duration_s:
+            return loop.episodes.steps - before, now - began, encoded_s
+
+
+class _Bare:
+    """The environment alone. Called with a duration, it returns steps per second."""
+
+    def __init__(self, env: Any, actions: list[Any]) -> None:
+        self._env, self._actions = env, actions
+
+    def __call__(self, duration_s: float) -> float:
+        clock, began, steps = time.perf_counter, time.perf_counter(), 0
+        while True:
+            steps += self._steps()
+            spent_s = clock() - began
+            if spent_s >= duration_s:
+                return steps / spent_s
+
+    def _steps(self) -> int:
+        raise NotImplementedError
+
+
+class _BareSingle(_Bare):
+    def _steps(self) -> int:
+        step, reset = self._env.step, self._env.reset
+        for action in self._actions:
+            _, _, terminated, truncated, _ = step(action)
+            if terminated or truncated:
+                reset()
+        return len(self._actions)
+
+
+class _BareVector(_Bare):
+    def _steps(self) -> int:
+        # With NEXT_STEP autoreset the row after an end only resets: not a step.
+        step, next_step, dummies = self._env.env.step, self._env.mode == "next_step", 0
+        for actions in self._actions:
+            _, _, terminated, truncated, _ = step(actions)
+            if next_step:
+                dummies += int(np.count_nonzero(terminated | truncated))
+        return len(self._actions) * int(self._env.num_envs) - dummies
+
+
+def _make_bare(file: PolicyFile, num_envs: int) -> _Bare:
+    env_spec, action = EnvSpec(env_id=file.contract.env_id), file.contract.action
+    draws = np.random.default_rng(0).integers(action.n, size=(_BLOCK_ROWS, num_envs)) + action.start
+    if num_envs == 1:
+        env = make_single(env_spec)
+        env.reset(seed=0)
+        return _BareSingle(env, draws[:, 0].tolist())
+    vector: VectorAdapter = make_vector(env_spec, num_envs)
+    vector.reset(seed=0)
+    return _BareVector(vector, list(draws))

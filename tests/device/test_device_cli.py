@@ -1,0 +1,178 @@
+"""The command `quarl-device`: help, usage, one-line errors with their codes. Running it is in tests/e2e."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from quarl_device import __version__, cli
+from quarl_device.actor import bench
+from quarl_device.actor.agent import Summary
+from quarl_device.runtime.litert import MAX_BATCH_SIZE
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """Running the command sets signal handlers, and logging."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    root = logging.getLogger()
+    level, kept = root.level, list(root.handlers)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    root.setLevel(level)
+    root.handlers[:] = kept
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_help_has_examples(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert "examples:" in out
+    assert f"  quarl-device {command}" in out
+    assert "die-with-parent" not in out
+
+
+def test_version(capsys):
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"quarl-device {__version__}\n"
+
+
+RUN = ["run", "--broker", "mqtt://127.0.0.1:9"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 2, "--help"),
+        (["nonsense"], 2, "nonsense"),
+        (["run"], 2, "--broker"),
+        (["run", "--broker", "http://x"], 2, "mqtt"),
+        (["run", "--broker", "mqtt://a:secret@h"], 2, "QUARL_MQTT_PASSWORD"),
+        ([*RUN, "--fleet", "My Fleet"], 2, "my-fleet"),
+        ([*RUN, "--id", "-"], 2, "device name"),
+        ([*RUN, "--envs", "0"], 2, "1..4096"),
+        ([*RUN, "--envs", "5000"], 2, "1..4096"),
+        ([*RUN, "--steps", "1e6"], 2, "whole number"),
+        ([*RUN, "--seed", "-1"], 2, "0.."),
+        ([*RUN, "--format", "xml"], 2, "xml"),
+        ([*RUN, "--runtime", "none-such"], 2, "none-such"),
+        ([*RUN, "--learner-key", "/no/such/file"], 42, "/no/such/file"),
+        ([*RUN, "--password-file", "/no/such/file"], None, "/no/such/file"),
+        (["bench", "/no/such/file"], 10, "/no/such/file"),
+        (["bench", "--envs", "0"], 2, "1..4096"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_errors_are_one_line_and_have_a_code(words, code, says, as_json, capsys):
+    found = cli.main([*words, "--format", "json"] if as_json and "--format" not in words else words)
+    out, err = capsys.readouterr()
+    assert found == code or (code is None and found not in (0, 1))
+    assert says in err
+    assert err.startswith("quarl-device: error: ")
+    assert err.count("\n") == 1
+    assert "secret@" not in err
+    if as_json and "--format" not in words:
+        error = json.loads(out.splitlines()[-1])["error"]
+        assert error["code"] == found
+        assert set(error) == {"code", "kind", "message", "hint"}
+    else:
+        assert not out
+
+
+def test_no_broker_is_code_30(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_CONNECT_TIMEOUT_S", 0.3)
+    assert cli.main([*RUN, "--quiet", "--format", "json"]) == 30
+    out, err = capsys.readouterr()
+    assert "127.0.0.1:9" in err
+    assert json.loads(out)["error"]["kind"] == "BrokerUnreachable"
+
+
+SUMMARY = Summary(
+    steps=1000, episodes=3, blocks=9, blocks_pending=1, steps_per_s=5.0, act_us_p50=1.5, policies=2, reason="stopped"
+)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_the_last_line_is_the_summary(form, monkeypatch, capsys, caplog):
+    configs = []
+
+    class Stub:
+        def __init__(self, config, **_):
+            configs.append(config)
+
+        def run(self):
+            return SUMMARY
+
+    monkeypatch.setattr("quarl_device.actor.agent.Agent", Stub)
+    words = ["run", "--broker", "mqtt://pi-7@127.0.0.1", "--envs", "4", "--steps", "9", "--env", "m:X"]
+    with caplog.at_level(logging.INFO):
+        assert cli.main([*words, "--format", form]) == 0
+    out = capsys.readouterr().out
+    assert "pi-7 joins fleet default" in caplog.text
+    [config] = configs
+    assert (config.name, config.num_envs, config.max_steps, config.env, config.seed) == ("pi-7", 4, 9, "m:X", None)
+    if form == "json":
+        assert json.loads(out.splitlines()[-1])["steps"] == 1000
+    else:
+        assert out.startswith("pi-7: 1,000 steps, 3 episodes, 9 blocks (1 not acknowledged), 2 policies")
+
+
+def test_an_interrupt_elsewhere_is_130(monkeypatch):
+    monkeypatch.setattr(cli, "_version", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert cli.main(["version"]) == 130
+
+
+BENCH_KEYS = {
+    "env", "envs", "steps_per_s", "bare_env_steps_per_s", "act_us_p50", "encode_share", "runtime", "machine", "sha256"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("envs", [1, 8])
+def test_bench_says_what_it_measured(envs, monkeypatch, capsys):
+    real = bench.actor_speed
+    monkeypatch.setattr(bench, "actor_speed", lambda *a, **k: real(*a, **{**k, "duration_s": 0.1}))
+    assert cli.main(["bench", "--envs", str(envs), "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == BENCH_KEYS
+    assert (report["env"], report["envs"]) == ("CartPole-v1", envs)
+    assert all(report[key] > 0 for key in ("steps_per_s", "bare_env_steps_per_s", "act_us_p50"))
+    assert 0 < report["encode_share"] < 1
+    assert cli.main(["bench", "--envs", str(envs)]) == 0
+    assert "steps/s" in capsys.readouterr().out
+
+
+def test_bench_takes_any_policy_file(request, capsys, monkeypatch):
+    real = bench.actor_speed
+    monkeypatch.setattr(bench, "actor_speed", lambda *a, **k: real(*a, **{**k, "duration_s": 0.1}))
+    model = request.config.rootpath / "tests" / "data" / "acrobot.tflite"
+    for envs in ("1", "3"):
+        assert cli.main(["bench", str(model), "--envs", envs, "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["env"] == "Acrobot-v1"
+
+
+@pytest.mark.parametrize(("envs", "duration_s"), [(0, 1), (4097, 1), (1, 0), (1, float("nan"))])
+def test_bench_refuses_what_it_cannot_measure(envs, duration_s):
+    with pytest.raises(Exception, match="cannot measure"):
+        bench.actor_speed(num_envs=envs, duration_s=duration_s)
+
+
+def test_one_limit_on_environments():
+    assert cli.MAX_ENVS == bench.MAX_ENVS == MAX_BATCH_SIZE
+
+
+def test_help_is_quick_and_quiet():
+    code = (
+        "import sys; from quarl_device.cli import main\n"
+        "try: main(['run', '--help'])\nfinally: print(sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0
+    assert not done.stderr
+    assert "'numpy'" not in done.stdout
+    assert "'gymnasium'" not in done.stdout
