@@ -205,6 +205,8 @@ class Agent:
         self._subscribe()
         self._connecting = True
         try:
+            if self._mailbox.stop:
+                return
             self._link.connect(timeout_s=self._config.connect_timeout_s)
         except KeyboardInterrupt:
             # A signal handler asked for the end and raised, since nothing else ends the wait for a broker.

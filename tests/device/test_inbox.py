@@ -1,0 +1,172 @@
+"""The inbox: pushes into policies, the latest first, and nothing that does not hold."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from quarl_device.actor.inbox import Inbox
+from quarl_device.policy_file import read_policy_path
+from quarl_device.runtime import find_runtime
+from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.push import Exploration, PushHeader, encode_push
+
+DATA = Path(__file__).parent.parent / "data"
+CARTPOLE, ACROBOT = (read_policy_path(DATA / f"{name}.tflite") for name in ("cartpole", "acrobot"))
+KEY = LearnerKey(bytes(range(32)))
+
+
+def push(version=1, *, epoch=1, policy=CARTPOLE, key=KEY, **changes):
+    fields = {
+        "sha256": policy.sha256, "env_steps": 0, "exploration": Exploration(values=(0.1, 0.2, 7.0)),
+        "golden_outputs": dict(policy.golden.outputs), "lsb": dict(policy.golden.lsb), **changes,
+    }  # fmt: skip
+    return encode_push(PushHeader(epoch=epoch, version=version, **fields), policy.data, key.sign)
+
+
+def eventually(condition, what):
+    deadline = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(on_ready=None, *, actor_index=0):
+        ready = []
+        inbox = Inbox(runtime=find_runtime(), batch_size=2, actor_index=actor_index, on_ready=on_ready or ready.append)
+        made.append(inbox)
+        return inbox, ready
+
+    yield build
+    for inbox in made:
+        inbox.close()
+        assert not inbox._thread.is_alive()
+
+
+def trust(inbox, policy=CARTPOLE, *, epoch=0):
+    inbox.trust(KEY.public, policy.contract.observations, policy.contract.action, epoch=epoch)
+
+
+def test_a_push_waits_until_somebody_is_trusted(make):
+    inbox, ready = make()
+    inbox.offer(push())
+    time.sleep(0.05)
+    assert not ready
+    trust(inbox)
+    eventually(lambda: ready, "looked at")
+    assert (ready[0].epoch, ready[0].version, ready[0].reset) == (1, 1, False)
+    assert ready[0].policy.batch_size == 2
+    assert inbox.latest == (1, 1)
+
+
+def test_the_slot_holds_one_and_the_latest_wins(make):
+    busy, gate = threading.Event(), threading.Event()
+    versions = []
+
+    def slow(acting):
+        versions.append(acting.version)
+        busy.set()
+        gate.wait(5.0)
+
+    inbox, _ = make(slow)
+    trust(inbox)
+    inbox.offer(push(1))
+    assert busy.wait(5.0)
+    for version in range(2, 8):
+        inbox.offer(push(version))
+    gate.set()
+    eventually(lambda: inbox.latest == (1, 7), "the latest")
+    assert versions == [1, 7]
+    assert inbox.accepted == 2
+
+
+@pytest.mark.parametrize(("index", "epsilon"), [(0, 0.1), (1, 0.2), (2, 1.0), (3, 0.1)])
+def test_each_actor_explores_by_its_own_value(make, index, epsilon):
+    inbox, ready = make(actor_index=index)
+    trust(inbox)
+    inbox.offer(push())
+    eventually(lambda: ready, "ready")
+    assert ready[0].epsilon == epsilon
+
+
+def test_a_push_older_than_the_learner_is_ignored(make):
+    inbox, ready = make()
+    trust(inbox, epoch=5)
+    inbox.offer(push(9, epoch=4))
+    eventually(lambda: inbox.ignored == 1, "ignored")
+    inbox.offer(push(1, epoch=5))
+    eventually(lambda: ready, "ready")
+    assert inbox.refused == 0
+
+
+def test_a_push_that_overtakes_its_learners_birth_is_looked_at_again(make):
+    inbox, ready = make()
+    trust(inbox)
+    inbox.offer(push(1, policy=ACROBOT))
+    eventually(lambda: inbox.refused == 1, "it does not fit")
+    trust(inbox)  # renewed, not changed
+    time.sleep(0.02)
+    assert inbox.refused == 1
+    trust(inbox, ACROBOT)
+    eventually(lambda: ready, "it fits now")
+
+
+def test_whoever_takes_policies_may_fail(make):
+    taken = []
+
+    def fail(acting):
+        taken.append(acting)
+        raise RuntimeError("a bug")
+
+    inbox, _ = make(fail)
+    trust(inbox)
+    inbox.offer(push(1))
+    eventually(lambda: inbox.refused == 1, "noted")
+    inbox.offer(push(2))
+    eventually(lambda: len(taken) == 2, "the thread lives")
+
+
+def test_times_are_those_of_recent_pushes(make):
+    inbox, ready = make()
+    trust(inbox)
+    inbox.offer(push(1, variables_read_unix_ns=time.time_ns() - 5_000_000))
+    inbox_ready = inbox.ready_ms
+    eventually(lambda: ready, "ready")
+    assert 5.0 <= inbox_ready[-1] < 5000
+    inbox.offer(push(2))
+    eventually(lambda: len(ready) == 2, "ready")
+    assert len(inbox_ready) == 1
+
+
+GREETING = """
+import os, sys, threading
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy_path
+file = read_policy_path(sys.argv[1])
+def load():
+    os.write(2, b"ours\\n")
+    Policy.load(file, batch_size=4)
+threads = [threading.Thread(target=load) for _ in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+os.write(2, b"end\\n")
+try:
+    Policy.load(__import__("dataclasses").replace(file, data=file.data[:200]))
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_the_runtime_does_not_greet_on_stderr_and_nothing_else_is_lost():
+    command = [sys.executable, "-c", GREETING, str(DATA / "cartpole.tflite")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "INFO" not in done.stderr
+    assert done.stderr.count("ours\n") == 8
+    assert "end\n" in done.stderr
