@@ -116,7 +116,8 @@ class World:
 
 
 KINDS = [
-    "make", "make", "make", "arrive", "arrive", "arrive", "hear", "hear", "lose up", "lose down", "double up",
+    # Most of the time a network works, or no history would come far.
+    *["make", "make", "arrive", "hear", "all arrives", "all is heard", "sync"] * 4, "restore", "birth", "lose up", "lose down", "double up",
     "double down", "tick", "cut", "restore", "crash", "restart", "gone", "birth", "more credit", "sync",
 ]  # fmt: skip
 
@@ -130,6 +131,12 @@ def act(world, kind, number):
             world.arrive(up.pop(number % len(up)))
         case "hear" if down:
             world.hear(down.pop(number % len(down)))
+        case "all arrives":
+            while up:
+                world.arrive(up.pop(0))
+        case "all is heard":
+            while down:
+                world.hear(down.pop(0))
         case "lose up" if up:
             up.pop(number % len(up))
         case "lose down" if down:
