@@ -10,10 +10,8 @@ Rules:
   lost track (a torn journal, an evicted device) neither waits for ever for what the actor has freed, nor accepts
   anything twice.
 * A refused block counts as done with: the actor must not send it again.
-* A block that an actor begins with again and again, although an earlier one is missing, says that it has nothing
-  earlier: `MAX_GAP_REPEATS` times, and the missing ones are counted as lost. Nothing waits for ever. In a life of which
-  nothing was accepted yet, `FRESH_GAP_REPEATS` are enough: a payload that is sent again may carry the `base` of when it
-  was made, and a new learner has only that to go by.
+* A block beyond the expected one is a gap: it is not taken, and comes again after the missing one. Every block that is
+  sent says its `base` of that moment, so a gap that the actor cannot fill is never waited for.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ from quarl_device.wire.messages import Ack
 MAX_DEVICES = 4_096
 MAX_OLD_BOOTS = 16
 MAX_REFUSED = 64
-MAX_GAP_REPEATS = 4
-FRESH_GAP_REPEATS = 2
 
 
 class Verdict(enum.Enum):
@@ -53,9 +49,6 @@ class _Session:
         refused: sequence to error code, the newest `MAX_REFUSED`.
         old_boots: lives that are over, newest last.
         lost: blocks that its actor can no longer send and that never came.
-        gap: lowest sequence seen beyond the expected one since the last accepted block, -1 for none.
-        gap_seen: how often it was seen.
-        fresh: no block of this life was accepted yet.
     """
 
     boot_id: str
@@ -64,14 +57,10 @@ class _Session:
     refused: dict[int, int] = field(default_factory=dict)
     old_boots: list[str] = field(default_factory=list)
     lost: int = 0
-    gap: int = -1
-    gap_seen: int = 0
-    fresh: bool = True
 
     def begin(self, boot_id: str) -> None:
         self.old_boots = [*self.old_boots, self.boot_id][-MAX_OLD_BOOTS:]
-        self.boot_id, self.expected, self.credit, self.gap = boot_id, None, 0, -1
-        self.fresh = True
+        self.boot_id, self.expected, self.credit = boot_id, None, 0
         self.refused.clear()
 
     def skip(self, base: int, dropped: Sequence[tuple[int, int]]) -> None:
@@ -84,15 +73,6 @@ class _Session:
                 self.lost += high + 1 - expected
                 expected = high + 1
         self.expected = expected
-
-    def gap_is_final(self, sequence: int) -> bool:
-        """Count a block beyond the expected one; say whether the actor has shown to have nothing earlier."""
-        if self.gap < 0 or sequence < self.gap:
-            self.gap, self.gap_seen = sequence, 0
-        if sequence == self.gap:
-            self.gap_seen += 1
-        enough = FRESH_GAP_REPEATS if self.fresh else MAX_GAP_REPEATS
-        return sequence == self.gap and self.gap_seen >= enough
 
 
 class SessionTable:
@@ -153,9 +133,7 @@ class SessionTable:
         session.skip(base, dropped)
         expected = session.expected or 0
         if sequence > expected:
-            if not session.gap_is_final(sequence):
-                return Verdict.GAP
-            session.skip(sequence, ())
+            return Verdict.GAP
         return Verdict.ACCEPT if sequence >= expected else Verdict.DUPLICATE
 
     def accept(self, device: str, dropped: Sequence[tuple[int, int]] = ()) -> None:
@@ -164,7 +142,6 @@ class SessionTable:
         expected = (session.expected or 0) + 1
         session.expected = expected
         session.skip(expected, dropped)
-        session.gap, session.fresh = -1, False
         session.credit = max(session.credit, session.expected)
 
     def admit(
@@ -250,7 +227,7 @@ class SessionTable:
                 if not (isinstance(boot_id, str) and all(isinstance(boot, str) for boot in old)):
                     raise TypeError("a boot id is not a string")
                 known = None if expected is None else int(expected)
-                sessions[device] = _Session(boot_id, known, old_boots=list(old), fresh=known is None)
+                sessions[device] = _Session(boot_id, known, old_boots=list(old))
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise JournalError(f"the journal's session table does not hold for {device!r}: {error!r}") from error
         self._sessions = sessions
