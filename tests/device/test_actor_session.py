@@ -117,8 +117,9 @@ class World:
 
 KINDS = [
     # Most of the time a network works, or no history would come far.
-    *["make", "make", "arrive", "hear", "all arrives", "all is heard", "sync"] * 4, "restore", "birth", "lose up", "lose down", "double up",
-    "double down", "tick", "cut", "restore", "crash", "restart", "gone", "birth", "more credit", "sync",
+    *["make", "make", "arrive", "hear", "all arrives", "all is heard", "sync"] * 4,
+    "restore", "birth", "lose up", "lose down", "double up", "double down", "tick", "cut", "restore", "crash",
+    "restart", "gone", "birth", "more credit", "sync",
 ]  # fmt: skip
 
 
