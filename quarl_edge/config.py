@@ -60,7 +60,8 @@ class TrainConfig:
         double_q: choose the next action with the online network.
         target_period_updates: gradient steps between copies to the target network; 0: never.
         target_tau: weight of the online network in the target, per gradient step; 0: no averaging.
-        huber_delta: error above which the loss is linear.
+        reward_scale: rewards are multiplied by this before they are learned from.
+        huber_delta: error above which the loss is linear; a very large one gives the squared error.
         max_grad_norm: global norm that gradients are clipped to; 0: not clipped.
         exploration_initial: epsilon at the start.
         exploration_final: epsilon from `exploration_steps` on.
@@ -103,6 +104,7 @@ class TrainConfig:
     double_q: bool = True
     target_period_updates: int = _spec(128, 0, 10**9)
     target_tau: float = _spec(0.0, 0, 1)
+    reward_scale: float = _spec(1.0, 0, 1e6, above=True)
     huber_delta: float = _spec(1.0, 0, _INF, above=True)
     max_grad_norm: float = _spec(10.0, 0, _INF)
     exploration_initial: float = _spec(1.0, 0, 1)

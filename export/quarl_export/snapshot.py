@@ -16,6 +16,8 @@ Float32 = NDArray[np.float32]
 
 # Before any data was seen. tfmot starts every range here; ours leave it with the first batch.
 START_RANGE = 6.0
+# Half width of the head's first weights.
+HEAD_INIT = 0.03
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,14 +115,16 @@ def expected_shapes(spec: NetworkSpec, *, normalized: bool) -> dict[str, tuple[i
 
 
 def initial_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) -> PolicySnapshot:
-    """Return an untrained policy: Glorot-uniform kernels, zero biases, wide ranges, identity normaliser.
+    """Return an untrained policy: He-uniform kernels, a nearly silent head, zero biases, identity normaliser.
+
+    A head that starts near zero gives every action about the same value, so the first pushes act without a bias.
 
     Made with numpy, so that a seed gives the same policy on every TensorFlow version.
     """
     rng = np.random.default_rng(seed)
     kernels = []
-    for inputs, units in spec.kernel_shapes:
-        limit = np.sqrt(6.0 / (inputs + units))
+    for layer, (inputs, units) in enumerate(spec.kernel_shapes):
+        limit = HEAD_INIT if layer == len(spec.hidden) else np.sqrt(6.0 / inputs)
         kernels.append(rng.uniform(-limit, limit, (inputs, units)).astype(np.float32))
     sites = 1 + len(spec.hidden)
     ranges = np.tile(np.array([0.0, START_RANGE], np.float32), (sites, 1))

@@ -82,6 +82,7 @@ class Dqn:
     ) -> tuple[Tensor, Tensor, Tensor]:
         config = self._config
         observation, after = tf.cast(observation, tf.float32), tf.cast(after, tf.float32)
+        reward = reward * config.reward_scale
         next_q = self._target.model(after, training=False)
         if config.double_q:
             next_online = self.policy.model(after, training=False)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.errors import CheckpointError, NonFiniteError
-from quarl_export.snapshot import PolicySnapshot, centered, expected_shapes, for_export, initial_snapshot
+from quarl_export.snapshot import HEAD_INIT, PolicySnapshot, centered, expected_shapes, for_export, initial_snapshot
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -75,5 +75,6 @@ def test_initial_policy_depends_on_the_seed_alone():
     one, same, other = (initial_snapshot(spec, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(one.kernels[0], same.kernels[0])
     assert not np.array_equal(one.kernels[0], other.kernels[0])
-    assert np.abs(one.kernels[0]).max() <= np.sqrt(6 / 68)
+    assert np.abs(one.kernels[0]).max() <= np.sqrt(6 / spec.observation_size)
+    assert np.abs(one.kernels[-1]).max() <= HEAD_INIT
     assert not one.normalized

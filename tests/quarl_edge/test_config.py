@@ -31,8 +31,8 @@ def test_presets_normalise_each_dimension(env_id, dimensions):
 
 def test_layers_later_ones_win():
     assert make_config("Nothing-v0").batch_size == read_preset("default")["batch_size"]
-    assert make_config("Acrobot-v1").batch_size == 128
-    assert make_config("Acrobot-v1", preset="CartPole-v1").batch_size == 64
+    assert make_config("MountainCar-v0").learning_rate == 4e-3
+    assert make_config("MountainCar-v0", preset="CartPole-v1").learning_rate == 1e-3
     assert make_config("Acrobot-v1", asked={"batch_size": 32}).batch_size == 32
     assert make_config("Acrobot-v1", asked={"batch_size": 32}, settings=["batch_size=16"]).batch_size == 16
 
