@@ -233,7 +233,8 @@ def _making(spec: EnvSpec) -> Iterator[None]:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(
-            f"environment {spec.env_id!r} needs a package that is not installed: {first_line(error)}"
+            f"environment {spec.env_id!r} needs a package that is not installed: {first_line(error)}",
+            hint=_extra_hint(spec.env_id),
         ) from error
     except gymnasium.error.UnregisteredEnv as error:
         raise UnknownEnvironment(f"environment {spec.env_id!r} cannot be made: {first_line(error)}") from error
@@ -243,6 +244,13 @@ def _making(spec: EnvSpec) -> Iterator[None]:
         raise EnvironmentMisbehaved(
             f"environment {spec.env_id!r} cannot be made{given}: {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def _extra_hint(env_id: str) -> str:
+    """Return the command that adds what a gymnasium family of environments needs, "" if none is known."""
+    entry = str(gymnasium.registry[env_id].entry_point) if env_id in gymnasium.registry else ""
+    family = next((name for name in ("box2d", "mujoco") if f".{name}" in entry), "")
+    return f"pip install 'gymnasium[{family}]'" if family else ""
 
 
 def first_line(error: BaseException) -> str:
