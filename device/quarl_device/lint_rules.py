@@ -19,7 +19,7 @@ _VALUES = ("float32", "int8", "uint8", "int16")
 _Rule = Callable[[Operator, list[Tensor | None], Graph], "tuple[int, ...] | None"]
 
 
-class Misfit(Exception):  # noqa: N818 - becomes a ModelFileError that names the operator
+class Misfit(Exception):
     """Why an operator does not fit."""
 
 
