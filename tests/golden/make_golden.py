@@ -1,14 +1,16 @@
-"""Write the golden files of wire version 1, one per payload kind.
+"""Make the golden payloads of wire version 1 beside this file: python tests/golden/make_golden.py.
 
-Run it only for a new kind or a new wire version: a golden file that changes is a peer that no longer understands.
-
-    python tests/golden/make_golden.py
+They say what version 1 *is*: a change that makes `tests/device/test_wire_golden.py` fail breaks every device in the
+field, and needs another wire version, not another run of this script. A new kind of payload adds a file.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,108 +18,225 @@ from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec, ExtraSpec
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, Telemetry
-from quarl_device.wire.push import Exploration, PushHeader, encode_push
+from quarl_device.wire.push import Exploration, PushHeader, decode_push, encode_push
 
 HERE = Path(__file__).parent
-BOOT = "0123456789abcdef"
-KEY = LearnerKey(bytes(range(32)))
-POLICY = b"    TFL3 stands for a policy file"
-OBSERVATION = ObservationSpec(key="observation", shape=(2,), low=(-1.0,), high=(1.0,))
-ACTION = ActionSpec(kind="discrete", n=3)
-VECTOR = BlockSpec(observations=(OBSERVATION,), action=ACTION)
-STACKED = BlockSpec(
-    observations=(ObservationSpec(key="frame", shape=(2, 2), dtype="uint8", stack=2), OBSERVATION),
-    action=ActionSpec(kind="box", shape=(1,), low=(-1.0,), high=(1.0,)),
-    extras=(ExtraSpec(name="log_prob"),),
+KEY = LearnerKey(bytes(range(32)))  # for tests only
+BOOT_ID = "0123456789abcdef"
+POLICY = bytes(4) + b"TFL3" + bytes(range(256))
+CARTPOLE = ObservationSpec(
+    key="observation",
+    shape=(4,),
+    low=(-4.8, -3.4e38, -0.419, -3.4e38),
+    high=(4.8, 3.4e38, 0.419, 3.4e38),
 )
-
-BIRTH = LearnerBirth(
-    status="online", epoch=1_700_000_000, beat=3, env_id="CartPole-v1", env_kwargs={"sutton_barto_reward": True},
-    algorithm="dqn", observations=(OBSERVATION,), action=ACTION, public_key=KEY.public.hex, mode="async", seed=7,
-    block_steps=64, version="0.1.0",
-)  # fmt: skip
-STATE = DeviceState(
-    status="online", device="pi-1", boot_id=BOOT, beat=9, epoch=1_700_000_000, policy_version=12, digest="ab" * 32,
-    num_envs=4, actor_index=1, runtime="ai-edge-litert 2.3.0", package="0.1.0", blocked="no credit",
-    blocked_since_unix_s=1_700_000_100.5,
-)  # fmt: skip
-ACK = Ack(boot_id=BOOT, epoch=1_700_000_000, inserted=41, durable=40, refused={7: 34}, credit=44)
-TELEMETRY = Telemetry(
-    boot_id=BOOT, steps=123_456, episodes=789, steps_per_s=1_234.5, act_us_p50=2.5, act_us_p99=9.75, push_ms_p50=4.25,
-    pushes=12, pushes_refused=1, blocks_pending=3, blocks_resent=2, blocks_dropped=0, return_mean=195.5,
-    handler_errors=0,
-)  # fmt: skip
-HEADER = PushHeader(
-    epoch=1_700_000_000, version=12, env_steps=4_096, sha256=hashlib.sha256(POLICY).hexdigest(),
-    exploration=Exploration(values=(0.25, 0.5)), normalizer_version=1,
-    golden_outputs={"q_values": np.array([[0.5, -1.25, 2.0]], np.float32)}, lsb={"q_values": 0.25}, tolerance_lsb=3,
-    variables_read_unix_ns=1_700_000_000_123_456_789, reset=True,
-)  # fmt: skip
+DISCRETE = ActionSpec(kind="discrete", n=2)
+BOX = ActionSpec(kind="box", shape=(2,), low=(-1.0, -2.0), high=(1.0, 2.0), scale=(1.0, 2.0), offset=(0.0, 0.0))
 
 
-def same_step_block() -> Block:
-    """Three steps of two environments, one ended within: its true last observation travels beside."""
-    flags = {name: np.zeros((3, 2), np.bool_) for name in ("terminated", "truncated", "start")}
-    flags["terminated"][1, 0] = flags["start"][2, 0] = flags["start"][0, 1] = True
+@dataclass(frozen=True, eq=False)
+class Golden:
+    """One golden file.
+
+    Attributes:
+        name: of the file.
+        value: what it holds.
+        encode: value to bytes.
+        decode: bytes to a value.
+    """
+
+    name: str
+    value: Any
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return values that differ, are exact in every dtype, and fit the smallest."""
+    count = int(np.prod(shape))
+    if dtype == "bool":
+        return (np.arange(count) % 3 == 0).reshape(shape)
+    values = np.arange(count) % 100
+    if np.dtype(dtype).kind == "f":
+        return (values * 0.25 - 3).astype(dtype).reshape(shape)
+    return values.astype(dtype).reshape(shape)
+
+
+def make_block(spec: BlockSpec, steps: int, envs: int, ends: dict[str, list[tuple[int, int]]], **other: Any) -> Block:
+    """Return a block in which episodes end at `ends["terminated"]` and `ends["truncated"]`, SAME_STEP by default.
+
+    With `next_step=True` there are no final rows; the row after an end is a dummy.
+    """
+    next_step = other.pop("next_step", False)
+    flags = {name: np.zeros((steps, envs), bool) for name in ("terminated", "truncated", "start")}
+    valid = np.ones((steps, envs), bool)
+    for name, places in ends.items():
+        for place in places:
+            flags[name][place] = True
+    flags["start"][0] = True
+    gap = 2 if next_step else 1
+    for t, n in np.argwhere(flags["terminated"] | flags["truncated"]):
+        if t + gap < steps:
+            flags["start"][t + gap, n] = True
+        if next_step and t + 1 < steps:
+            valid[t + 1, n] = False
+    index = np.argwhere(flags["terminated"] | flags["truncated"]).astype(np.int32)
+    if next_step:
+        index = index[:0]
+    final_rows = len(index)
+    action = numbers((steps, envs, *spec.action.shape), spec.action.dtype)
     return Block(
-        boot_id=BOOT, sequence=41, base=38, dropped=((3, 5), (9, 9)),
-        observation={"observation": np.arange(16, dtype=np.float32).reshape(4, 2, 2)},
-        action=np.array([[0, 1], [2, 0], [1, 2]], np.uint8),
-        reward=np.array([[1, 0.5], [-1, 0], [2, 3]], np.float32),
-        valid=np.ones((3, 2), np.bool_),
-        policy_epoch=np.full(3, 1_700_000_000, np.uint32), policy_version=np.array([11, 11, 12], np.uint32),
-        final_index=np.array([[1, 0]], np.int32),
-        final_observation={"observation": np.array([[9, 9.5]], np.float32)}, **flags,
-    )  # fmt: skip
+        boot_id=BOOT_ID,
+        observation={s.key: numbers((steps + s.stack, envs, *s.shape), s.dtype) for s in spec.observations},
+        action=action % spec.action.n if spec.action.kind == "discrete" else action,
+        reward=numbers((steps, envs), "float32"),
+        **flags,
+        valid=valid,
+        policy_epoch=np.full(steps, 1_700_000_000, np.uint32),
+        policy_version=np.arange(7, 7 + steps, dtype=np.uint32),
+        final_index=index,
+        final_observation={s.key: numbers((final_rows, *s.shape), s.dtype) for s in spec.observations},
+        extra={e.name: numbers((steps, envs, *e.shape), e.dtype) for e in spec.extras},
+        **other,
+    )
 
 
-def next_step_block() -> Block:
-    """The row after an end is a dummy; nothing travels beside."""
-    flags = {name: np.zeros((3, 1), np.bool_) for name in ("terminated", "truncated", "start")}
-    flags["truncated"][0, 0] = flags["start"][2, 0] = True
-    return Block(
-        boot_id=BOOT, sequence=0, base=0,
-        observation={"observation": np.arange(8, dtype=np.float32).reshape(4, 1, 2)},
-        action=np.array([[0], [0], [1]], np.uint8), reward=np.array([[1], [0], [1]], np.float32),
-        valid=np.array([[True], [False], [True]]),
-        policy_epoch=np.full(3, 5, np.uint32), policy_version=np.full(3, 6, np.uint32),
-        final_index=np.zeros((0, 2), np.int32),
-        final_observation={"observation": np.zeros((0, 2), np.float32)}, **flags,
-    )  # fmt: skip
+def _block(name: str, spec: BlockSpec, block: Block) -> Golden:
+    codec = BlockCodec(spec)
+    return Golden(f"block_{name}.safetensors", block, codec.encode, codec.decode)
 
 
-def stacked_block() -> Block:
-    """Two keys, one stacked: each frame travels once, one earlier frame first."""
-    flags = {name: np.zeros((2, 1), np.bool_) for name in ("terminated", "truncated", "start")}
-    return Block(
-        boot_id=BOOT, sequence=2, base=1,
-        observation={
-            "frame": np.arange(16, dtype=np.uint8).reshape(4, 1, 2, 2),
-            "observation": np.arange(6, dtype=np.float32).reshape(3, 1, 2),
-        },
-        action=np.array([[[0.5]], [[-0.5]]], np.float32), reward=np.array([[1], [2]], np.float32),
-        valid=np.ones((2, 1), np.bool_),
-        policy_epoch=np.full(2, 5, np.uint32), policy_version=np.full(2, 6, np.uint32),
-        final_index=np.zeros((0, 2), np.int32),
-        final_observation={"frame": np.zeros((0, 2, 2), np.uint8), "observation": np.zeros((0, 2), np.float32)},
-        extra={"log_prob": np.array([[-0.5], [-1.5]], np.float32)}, **flags,
-    )  # fmt: skip
+def _blocks() -> list[Golden]:
+    vector = BlockSpec(observations=(CARTPOLE,), action=DISCRETE)
+    frames = BlockSpec(
+        observations=(ObservationSpec(key="pixels", shape=(3, 2), dtype="uint8", stack=2),),
+        action=ActionSpec(kind="discrete", n=300),
+    )
+    wide = BlockSpec(
+        observations=tuple(
+            ObservationSpec(key=f"{dtype}_key", shape=(2,), dtype=dtype)
+            for dtype in ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+        ),
+        action=BOX,
+        extras=(ExtraSpec(name="log_prob"), ExtraSpec(name="tag", shape=(2,), dtype="uint32")),
+    )
+    ends = {"terminated": [(1, 0)], "truncated": [(2, 1), (3, 0)]}
+    same = make_block(vector, 4, 2, ends, sequence=5, base=3, dropped=((0, 0), (2, 2)))
+    next_step = make_block(
+        vector, 4, 2, {"terminated": [(1, 0)], "truncated": [(3, 1)]}, sequence=0, base=0, next_step=True
+    )
+    plain = make_block(vector, 1, 1, {}, sequence=2**53 - 1, base=0)
+    stacked = make_block(frames, 3, 1, {"terminated": [(1, 0)]}, sequence=1, base=1)
+    return [
+        _block("same_step", vector, same),
+        _block("next_step", vector, next_step),
+        _block("one_step", vector, plain),
+        _block("stack_2", frames, stacked),
+        _block("all_dtypes", wide, make_block(wide, 2, 3, {"truncated": [(0, 2)]}, sequence=9, base=0)),
+    ]
 
 
-def payloads() -> dict[str, bytes]:
-    """Return every golden payload by file name, as today's encoders write it."""
-    return {
-        "v1-learner.json": BIRTH.encode(),
-        "v1-state.json": STATE.encode(),
-        "v1-ack.json": ACK.encode(),
-        "v1-telemetry.json": TELEMETRY.encode(),
-        "v1-push.bin": encode_push(HEADER, POLICY, KEY.sign),
-        "v1-block-same-step.safetensors": BlockCodec(VECTOR).encode(same_step_block()),
-        "v1-block-next-step.safetensors": BlockCodec(VECTOR).encode(next_step_block()),
-        "v1-block-stacked.safetensors": BlockCodec(STACKED).encode(stacked_block()),
+def _push() -> Golden:
+    header = PushHeader(
+        epoch=1_700_000_000,
+        version=12,
+        env_steps=34_567,
+        sha256=hashlib.sha256(POLICY).hexdigest(),
+        exploration=Exploration(values=(0.05, 0.1, 1.0)),
+        normalizer_version=3,
+        golden_outputs={"q_values": np.array([[0.5, -1.25], [3.0, 0.0]], np.float32)},
+        lsb={"q_values": 0.0625},
+        tolerance_lsb=2,
+        variables_read_unix_ns=1_700_000_000_123_456_789,
+        reset=True,
+    )
+    return Golden(
+        "push.bin",
+        (header, POLICY),
+        lambda value: encode_push(*value, KEY.sign),
+        lambda payload: decode_push(payload, KEY.public.verify),
+    )
+
+
+def _birth(**changes: Any) -> LearnerBirth:
+    fields: dict[str, Any] = {
+        "status": "online",
+        "epoch": 1_700_000_000,
+        "beat": 4,
+        "env_id": "CartPole-v1",
+        "env_kwargs": {"sutton_barto_reward": True, "name": "Wägelchen"},
+        "algorithm": "dqn",
+        "observations": (CARTPOLE,),
+        "action": DISCRETE,
+        "public_key": KEY.public.hex,
+        "mode": "async",
+        "seed": 11,
+        "block_steps": 256,
+        "version": "0.1.0",
     }
+    return LearnerBirth(**{**fields, **changes})
+
+
+def _state(**changes: Any) -> DeviceState:
+    fields: dict[str, Any] = {
+        "status": "online",
+        "device": "pi-3",
+        "boot_id": BOOT_ID,
+        "beat": 17,
+        "mode": "train",
+        "epoch": 1_700_000_000,
+        "policy_version": 12,
+        "digest": hashlib.sha256(POLICY).hexdigest(),
+        "num_envs": 64,
+        "actor_index": 1,
+        "runtime": "ai-edge-litert 2.3.0",
+        "package": "0.1.0",
+        "blocked": "no credit",
+        "blocked_since_unix_s": 1_700_000_100.5,
+    }
+    return DeviceState(**{**fields, **changes})
+
+
+def _messages() -> list[Golden]:
+    box = {"mode": "lockstep", "action": BOX, "observations": (CARTPOLE, ObservationSpec(key="b", shape=(), stack=4))}
+    values = {
+        "learner_online": _birth(),
+        "learner_lockstep": _birth(**box),
+        "learner_gone": _birth(status="gone"),
+        "state_online": _state(),
+        "state_gone": DeviceState(status="gone", device="pi-3", boot_id=BOOT_ID),
+        "ack": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, inserted=41, durable=39, refused={40: 34}, credit=64),
+        "ack_first": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, credit=8),
+        "telemetry": Telemetry(
+            boot_id=BOOT_ID,
+            steps=123_456,
+            episodes=789,
+            steps_per_s=81_000.5,
+            act_us_p50=2.25,
+            act_us_p99=9.5,
+            push_ms_p50=1.75,
+            pushes=12,
+            pushes_refused=1,
+            blocks_pending=3,
+            blocks_resent=4,
+            blocks_dropped=5,
+            return_mean=487.25,
+            handler_errors=6,
+        ),
+    }
+    return [Golden(f"{name}.json", value, type(value).encode, type(value).decode) for name, value in values.items()]
+
+
+def golden_files() -> list[Golden]:
+    """Return every golden file."""
+    return [*_messages(), _push(), *_blocks()]
+
+
+def main() -> None:
+    """Write them all."""
+    for golden in golden_files():
+        (HERE / golden.name).write_bytes(golden.encode(golden.value))
 
 
 if __name__ == "__main__":
-    for name, data in payloads().items():
-        (HERE / name).write_bytes(data)
+    main()
