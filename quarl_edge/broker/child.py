@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import json
 import logging
+import os
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -96,7 +97,7 @@ async def _serve(users: dict[str, str], host: str, port: int) -> None:
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, done.set)
-    loop.add_reader(sys.stdin.fileno(), lambda: done.set() if not sys.stdin.buffer.raw.read(4096) else None)
+    loop.add_reader(sys.stdin.fileno(), lambda: done.set() if not os.read(sys.stdin.fileno(), 4096) else None)
     await done.wait()
     loop.remove_reader(sys.stdin.fileno())
     with contextlib.suppress(Exception):

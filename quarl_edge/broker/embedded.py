@@ -101,7 +101,7 @@ class EmbeddedBroker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                # Not in this terminal's process group: Ctrl-C is for the learner, which needs the broker to say goodbye.
+                # Not in this terminal's process group: Ctrl-C is for the learner, whose goodbye needs the broker.
                 start_new_session=True,
             )
         except OSError as error:

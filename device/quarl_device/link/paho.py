@@ -8,6 +8,7 @@ forgotten, and whoever needs more re-publishes from `on_connect`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import socket
@@ -227,7 +228,9 @@ class _Loop:
         """Ask the thread to say goodbye and end, by force after `grace_s`."""
         self._halt_by = time.monotonic() + grace_s
         self._halt.set()
-        self.client.disconnect()
+        # The thread may be closing paho's sockets at this very moment; then there is nobody left to say goodbye to.
+        with contextlib.suppress(OSError, ValueError):
+            self.client.disconnect()
 
     def _run(self) -> None:
         failures = 0
