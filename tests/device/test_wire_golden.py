@@ -1,7 +1,7 @@
 """Wire version 1 stays what it is: today's encoders write the golden files, today's decoders read them."""
 
 import dataclasses
-import importlib.util
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,10 +10,7 @@ import pytest
 from safetensors.numpy import load
 
 FOLDER = Path(__file__).parent.parent / "golden"
-_spec = importlib.util.spec_from_file_location("make_golden", FOLDER / "make_golden.py")
-make_golden = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(make_golden)
-GOLDEN = {golden.name: golden for golden in make_golden.golden_files()}
+GOLDEN = {golden.name: golden for golden in runpy.run_path(str(FOLDER / "make_golden.py"))["golden_files"]()}
 
 
 def assert_equal(left, right, at="value"):
