@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, check_incoming
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from quarl_edge.config import TrainConfig
 
 _LOG = logging.getLogger(__name__)
+
+MAX_MAGNITUDE = 1e9
+"""Largest absolute reward or float observation that is taken."""
 
 MAX_AHEAD = 64
 """Most blocks that a device may be ahead. Times the devices it should stay below the broker's queue per client."""
@@ -215,6 +220,7 @@ class Ingest:
             try:
                 check_incoming(len(payload), MAX_BLOCK_BYTES, what="block")
                 block = self._codec.decode(payload)
+                _check_magnitudes(block)
             except PayloadRefused as error:
                 self._refuse(device, payload, error)
                 return None
@@ -310,6 +316,11 @@ class Ingest:
                 "refused": {str(code): count for code, count in self.refused.items()},
             }
 
+    @property
+    def journal_position(self) -> int:
+        """Position after the last whole record in the journal."""
+        return self._journal.position
+
     def sync(self) -> None:
         """Let accepted blocks survive a power cut, if that is due; raises JournalError."""
         with self._lock:
@@ -388,6 +399,14 @@ class Ingest:
     def _restored_counts(self, snapshot: Mapping[str, Any]) -> dict[str, int]:
         counters = _mapping(snapshot, "counters")
         return {name: int(counters.get(name, 0)) for name in _COUNTERS}
+
+
+def _check_magnitudes(block: Block) -> None:
+    """Refuse finite numbers that no sum, square or weight leaves finite: one sensor fault must not end a run (W4)."""
+    arrays = {"reward": block.reward, **block.observation, **block.final_observation}
+    for name, array in arrays.items():
+        if array.size and array.dtype.kind == "f" and not np.abs(array).max() <= MAX_MAGNITUDE:
+            raise PayloadRefused(f"block: {name} holds {np.abs(array).max():.3g}, over {MAX_MAGNITUDE:g}")
 
 
 def _identity(payload: bytes) -> tuple[str, int, int] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quarl_device import __version__
 from quarl_device.contract import Head, PolicyContract
-from quarl_device.errors import CheckpointError, UsageError
+from quarl_device.errors import CheckpointError, JournalError, UsageError
 from quarl_device.link import BrokerURL, PahoLink, Will
 from quarl_device.wire.block import BlockSpec
 from quarl_device.wire.keys import LearnerKey
@@ -266,6 +266,12 @@ class Session:
         if self._checkpoint is None:
             return
         state = self._checkpoint.state
+        missing = int(state["journal_position"]) - ingest.journal_position
+        if missing > 0:
+            raise JournalError(
+                f"the journal {self._run.journal} ends {missing:,} bytes before the checkpoint: it is damaged or gone",
+                hint="restore it from a copy, or start a new run",
+            )
         # Lockstep makes the rounds after the checkpoint again; otherwise nothing that was stored is thrown away.
         ingest.rebuild(until=int(state["journal_position"]) if self._config.lockstep else None)
         ingest.replay.set_random_state(state["replay"])

@@ -1,8 +1,10 @@
-"""Clean ends: the first SIGINT or SIGTERM asks, the second one ends at once."""
+"""Clean ends: the first SIGINT, SIGTERM or SIGHUP asks, the second one ends at once."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -21,7 +23,7 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -44,6 +46,8 @@ class StopSignal:
         self._event.set()
         # The next signal meets the default action and ends the process at once.
         signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write("quarl-edge: ending cleanly, which may take some seconds; once more ends at once\n")
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import multiprocessing
@@ -15,6 +16,7 @@ from quarl_device.evaluate import Evaluation, evaluate
 from quarl_device.policy_file import GoldenVectors, read_policy
 
 _LOG = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,8 @@ def _new_pool() -> ProcessPoolExecutor:
 
 def _quiet() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The pool's pipes do not tell a worker that its parent was killed; Linux does.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _warm() -> None:

@@ -556,3 +556,18 @@ def test_link_and_learner_threads_together(ingest):
     assert not thread.is_alive()
     assert failures == []
     assert acked == sorted(acked)
+
+
+@pytest.mark.parametrize("field", ["reward", "observation"])
+def test_w4_absurd_but_finite_numbers_are_refused_and_never_journalled(tmp_path, field):
+    """Sums and squares of them overflow, and a journal that holds them would end every resume."""
+    ingest = open_ingest(tmp_path)
+    block = World(1, end_chance=0.0).block(8, 0)
+    absurd = {"reward": {"reward": np.full((8, 1), 3e38, np.float32)}}.get(
+        field, {"observation": {"observation": np.full((9, 1, 2), 3e38, np.float32)}}
+    )
+    assert ingest.offer("pi", payload(dataclasses.replace(block, **absurd))) is None
+    assert ingest.refused == {34: 1}
+    assert ingest.env_steps == 0
+    assert ingest.journal_position == 0 or not ingest.counters["blocks"]
+    ingest.close()

@@ -44,6 +44,7 @@ _TELEMETRY_PERIOD_S = 1.0
 _FLUSH_AFTER_S = 1.0
 _STEADY_S = 1.0
 _PROGRESS_PERIOD_S = 5.0
+_HIGHEST_BELIEVABLE_EPOCH = 4_000_000_000  # the year 2096; a forged birth could leave no room for another
 _GOODBYE_S = 2.0
 _DRAIN_S = 5.0
 _HURRIED_DRAIN_S = 1.0
@@ -366,6 +367,10 @@ class Agent:
                 if self._session.learner_gone(epoch=birth.epoch) and self._config.exit_when_gone:
                     self.stop("the learner is gone")
             else:
+                # Births are not signed: what comes under another key, or from the past, must not end this actor.
+                self._check_key(birth)
+                if birth.epoch < self._session.epoch:
+                    return
                 try:
                     check_wire_version(birth.wire, peer="the learner")
                 except QuarlError as error:
@@ -374,16 +379,19 @@ class Agent:
                 self._meet(birth)
             self._changed.notify_all()
 
-    def _meet(self, birth: LearnerBirth) -> None:
-        key = PublicKey.from_hex(birth.public_key)
-        if self._key is None:
-            _LOG.warning("pinning the learner's key %s, the first that was met", birth.public_key[:16])
-            self._key = key
-        elif self._key != key:
+    def _check_key(self, birth: LearnerBirth) -> None:
+        if birth.epoch > _HIGHEST_BELIEVABLE_EPOCH:
+            raise PayloadRefused(f"learner birth: epoch {birth.epoch} is not a time")
+        if self._key is not None and self._key != PublicKey.from_hex(birth.public_key):
             raise KeyMismatch(
                 f"learner epoch {birth.epoch} has key {birth.public_key[:16]}..., pinned is {self._key.hex[:16]}...",
                 hint="restart the actor to trust it, or give its key with --learner-key",
             )
+
+    def _meet(self, birth: LearnerBirth) -> None:
+        if self._key is None:
+            _LOG.warning("pinning the learner's key %s, the first that was met", birth.public_key[:16])
+            self._key = PublicKey.from_hex(birth.public_key)
         known = self._birth
         if known is not None and birth.epoch == known.epoch and _task(birth) != _task(known):
             raise PayloadRefused(f"learner epoch {birth.epoch} changed its task; only a new epoch may")

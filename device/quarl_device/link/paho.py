@@ -24,7 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from quarl_device.errors import BrokerRefused, BrokerUnreachable, LinkError, QuarlError
 from quarl_device.link.inflight import Inflight
 from quarl_device.link.protocol import Backoff, Handler, LinkCounters, LinkLimits, Message, Will
-from quarl_device.link.router import Router
+from quarl_device.link.router import Router, check_topic
 from quarl_device.link.url import BrokerURL
 from quarl_device.wire.limits import check_outgoing
 
@@ -104,7 +104,7 @@ class PahoLink:
         Raises:
             BrokerUnreachable: nothing answered within `timeout_s`; says where, how long, and the last error.
             BrokerRefused: wrong user, password or client id, an untrusted certificate, or a denied subscription.
-            LinkError: the link is closed or already connected.
+            LinkError: the link is closed, meanwhile too, or already connected.
         """
         if self._closed or self._loop is not None:
             raise LinkError(f"link to {self.url.address}: {'closed' if self._closed else 'connected'} already")
@@ -112,13 +112,15 @@ class PahoLink:
         loop = self._loop = _Loop(self)
         loop.thread.start()
         ready = loop.first.wait(timeout_s)
-        if ready and loop.fault is None:
+        if ready and loop.fault is None and not self._closed:
             return
         self._loop = None
         loop.stop(grace_s=0.0)
         loop.thread.join(timeout=0.2)
         if loop.fault is not None:
             raise loop.fault
+        if self._closed:
+            raise LinkError(f"link to {self.url.address}: closed while connecting")
         spent_s = time.monotonic() - began
         raise BrokerUnreachable(
             f"no broker answers at {self.url.address}: tried {loop.attempts} times in {spent_s:.1f} s"
@@ -131,7 +133,9 @@ class PahoLink:
 
         Raises:
             PayloadTooLarge: over the link's cap.
+            UsageError: the topic holds a wildcard, or is empty.
         """
+        check_topic(topic)
         size = len(payload)
         check_outgoing(size, self._limits.max_payload_bytes, what=f"message to {topic}")
         loop = self._loop
@@ -146,7 +150,11 @@ class PahoLink:
         return taken
 
     def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 1) -> None:
-        """Call `handler` for each message that matches, now and after every reconnect; one handler per filter."""
+        """Call `handler` for each message that matches, now and after every reconnect; one handler per filter.
+
+        Raises:
+            UsageError: not a filter.
+        """
         self._router.add(topic_filter, handler, qos)
         loop = self._loop
         if loop is not None and loop.up:
@@ -255,6 +263,8 @@ class _Loop:
             self._halt.wait(delay_s if self.first.is_set() else min(delay_s, _FIRST_CAP_S))
         self._down()
         self._release()
+        # Nobody waits in `connect` for a link that was closed.
+        self.first.set()
 
     def _live(self) -> None:
         """Connect once and serve until the connection ends."""

@@ -134,11 +134,16 @@ class Link(Protocol):
 
         Raises:
             PayloadTooLarge: over `LinkLimits.max_payload_bytes`.
+            UsageError: the topic holds a wildcard, or is empty.
         """
         ...
 
     def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 1) -> None:
-        """Call `handler` for each message that matches, now and after every reconnect; one handler per filter."""
+        """Call `handler` for each message that matches, now and after every reconnect; one handler per filter.
+
+        Raises:
+            UsageError: not a filter.
+        """
         ...
 
     def on_connect(self, callback: Callable[[], None]) -> None:
@@ -146,7 +151,7 @@ class Link(Protocol):
         ...
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Wait until the broker has acknowledged every QoS 1 publish; false if it has not in time."""
+        """Wait until the broker has acknowledged every QoS 1 publish and subscription; false if it has not in time."""
         ...
 
     def close(self, *, timeout_s: float = 2.0) -> None:

@@ -8,11 +8,36 @@ from collections.abc import Callable
 
 from paho.mqtt.client import topic_matches_sub
 
+from quarl_device.errors import UsageError
 from quarl_device.link.protocol import Handler, LinkCounters, Message
 
 _log = logging.getLogger(__name__)
 _CACHED_TOPICS = 4096
 _LOG_EVERY_S = 5.0
+_MAX_TOPIC_BYTES = 65_535
+
+
+def check_topic(topic: str) -> None:
+    """Refuse a topic that nothing may be published to.
+
+    Raises:
+        UsageError: it is empty, too long, or holds a wildcard.
+    """
+    if not 0 < len(topic.encode(errors="replace")) <= _MAX_TOPIC_BYTES or "+" in topic or "#" in topic:
+        raise UsageError(f"bad topic {topic[:80]!r}: expected 1-{_MAX_TOPIC_BYTES} bytes without '+' and '#'")
+
+
+def check_filter(topic_filter: str) -> None:
+    """Refuse a filter that no broker takes: with it every later connection would fail.
+
+    Raises:
+        UsageError: it is empty, too long, or '+' is not a whole level, or '#' not the last one.
+    """
+    levels = topic_filter.split("/")
+    holds = 0 < len(topic_filter.encode(errors="replace")) <= _MAX_TOPIC_BYTES
+    holds &= "#" not in "/".join(levels[:-1]) and levels[-1] in ("#", levels[-1].replace("#", ""))
+    if not holds or any("+" in level and level != "+" for level in levels):
+        raise UsageError(f"bad topic filter {topic_filter[:80]!r}: '+' must be a whole level, '#' the whole last one")
 
 
 class Router:
@@ -29,7 +54,12 @@ class Router:
         self._quiet_until = 0.0
 
     def add(self, topic_filter: str, handler: Handler, qos: int) -> None:
-        """Route `topic_filter` to `handler` from now on, instead of an earlier handler of the same filter."""
+        """Route `topic_filter` to `handler` from now on, instead of an earlier handler of the same filter.
+
+        Raises:
+            UsageError: not a filter.
+        """
+        check_filter(topic_filter)
         # A new dict, never a change in place: the link's thread may be iterating.
         self._handlers = {**self._handlers, topic_filter: (handler, qos)}
         self._cache = {}

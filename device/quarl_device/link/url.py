@@ -15,8 +15,8 @@ PASSWORD_VARIABLE = "QUARL_MQTT_PASSWORD"  # noqa: S105  the name of a variable
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 _FORM = "mqtt[s]://[user@]host[:port]"
 _MAX_PASSWORD_BYTES = 4096
-# Anything between "//" and the last "@" is user information; a message must never repeat it.
-_USERINFO = re.compile(r"//[^/]*@")
+# Anything before the last "@" may hold a password, whatever is wrong with the rest; a message must never repeat it.
+_USERINFO = re.compile(r"\A(mqtts?://)?.*@", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,12 @@ class BrokerURL:
         Raises:
             UsageError: another scheme, no host, a bad port, a path, or a password, which belongs elsewhere.
         """
-        shown = _USERINFO.sub("//...@", text[:200])
+        shown = _USERINFO.sub(r"\1...@", text)[:200]
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError as error:
-            raise UsageError(f"bad broker URL {shown!r}: expected {_FORM}") from error
+            raise UsageError(f"bad broker URL {shown!r}: expected {_FORM}") from (None if "@" in text else error)
         if parts.scheme not in _PORTS or not parts.hostname:
             raise UsageError(f"bad broker URL {shown!r}: expected {_FORM}")
         if parts.password is not None:

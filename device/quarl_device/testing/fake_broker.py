@@ -21,7 +21,7 @@ from paho.mqtt.client import topic_matches_sub
 
 from quarl_device.errors import BrokerRefused, BrokerUnreachable, LinkError
 from quarl_device.link.protocol import Handler, LinkCounters, Message, Will
-from quarl_device.link.router import Router
+from quarl_device.link.router import Router, check_topic
 from quarl_device.wire.limits import MAX_PAYLOAD_BYTES, check_outgoing
 
 
@@ -135,20 +135,21 @@ class FakeBroker:
                 return 0
             self._delivering = True
         done = 0
-        try:
-            while count is None or done < count:
-                with self._lock:
-                    if not self.pending:
-                        self._delivering = False
-                        return done
-                    delivery = self.pending.popleft()
-                    link = self._links.get(delivery.client_id)
-                done += 1
-                if link is not None:
+        while True:
+            with self._lock:
+                if not self.pending or done == count:
+                    # Under the lock, or a message that another thread adds now would wait for the next one.
+                    self._delivering = False
+                    return done
+                delivery = self.pending.popleft()
+                link = self._links.get(delivery.client_id)
+            done += 1
+            if link is not None:
+                try:
                     link._router.dispatch(delivery.message)
-            return done
-        finally:
-            self._delivering = False
+                except BaseException:  # Ctrl-C in a handler
+                    self._delivering = False
+                    raise
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Publish as some client that no link stands for."""
@@ -255,7 +256,8 @@ class FakeLink:
             self._attach()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> bool:
-        """Hand a message over; false if there is no connection. Raises PayloadTooLarge."""
+        """Hand a message over; false if there is no connection. Raises PayloadTooLarge, UsageError."""
+        check_topic(topic)
         check_outgoing(len(payload), self._cap_bytes, what=f"message to {topic}")
         if not self._up:
             self.counters.not_taken += 1

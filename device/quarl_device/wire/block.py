@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.errors import PayloadRefused, SpaceMismatch
+from quarl_device.errors import PayloadRefused, PayloadTooLarge, SpaceMismatch
 from quarl_device.wire.block_spec import (
     BLOCK_SCHEMA,
     FLAGS,
@@ -40,6 +40,7 @@ from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, ch
 __all__ = ["BLOCK_SCHEMA", "MAX_DROPPED_RANGES", "MAX_STEPS", "Block", "BlockCodec", "BlockSpec", "ExtraSpec"]
 
 _CACHED_LAYOUTS = 512
+_METADATA_BYTES = 2560  # the longest metadata: 64 dropped ranges of 34 characters
 _METADATA_MARK = b'"__metadata__":'
 _DIGITS = rb"(0|[1-9][0-9]{0,15})"
 _METADATA = re.compile(
@@ -127,8 +128,11 @@ class _Layout:
             fields[tensor.name] = ((dtype, shape), offset)
             spans[tensor.dtype] = (spans.get(tensor.dtype, (offset, 0))[0], end)
             offset = end
+        # Before the record is made: numpy cannot describe what is over 2 GiB.
+        check_outgoing(offset, MAX_BLOCK_BYTES, what=f"block of {steps} steps of {envs} environments")
         self.body_bytes = offset
         self.prefix = b"{" + b",".join(self.entries) + b","
+        check_outgoing(len(self.prefix) + _METADATA_BYTES, MAX_BLOCK_HEADER_BYTES, what="block header")
         self.record = self._record(fields, spans)
 
     def _record(self, fields: dict[str, tuple[Any, int]], spans: dict[str, tuple[int, int]]) -> np.dtype[Any]:
@@ -216,9 +220,7 @@ class BlockCodec:
         layout = self._by_size.get(size)
         if layout is None:
             if not (1 <= steps <= MAX_STEPS and 1 <= envs <= MAX_ENVS and finals <= steps * envs):
-                raise PayloadRefused(
-                    f"a block of {steps} steps, {envs} environments, {finals} final rows is not allowed"
-                )
+                raise SpaceMismatch(f"{steps} steps, {envs} environments and {finals} final rows are not allowed")
             layout = _Layout(self._tensors, steps, envs, finals)
             if len(self._by_size) >= _CACHED_LAYOUTS:
                 # Hostile or odd sizes only: a rebuild costs some 50 µs, so that forgetting everything is good enough.
@@ -276,9 +278,10 @@ class BlockCodec:
         if not reward or not finals:
             raise PayloadRefused("block: the header names no sound reward, final_index and metadata")
         steps, envs, final_rows = int(reward[1]), int(reward[2]), int(finals[1])
-        if steps * envs > MAX_BLOCK_BYTES:
-            raise PayloadRefused(f"block: {steps} steps of {envs} environments are over the cap")
-        layout = self._layout(steps, envs, final_rows)
+        try:
+            layout = self._layout(steps, envs, final_rows)
+        except (PayloadTooLarge, SpaceMismatch) as error:
+            raise PayloadRefused(f"block: {error}") from None
         if layout.prefix != prefix:
             self._by_size.pop((steps, envs, final_rows), None)
             self._by_prefix.pop(layout.prefix, None)

@@ -101,7 +101,7 @@ class LearnerKey:
         Raises:
             KeyFileError: unreadable, unwritable, malformed, or others may read it.
         """
-        if not path.exists():
+        if not _exists(path):
             key = cls.generate()
             write_atomic(path, f"{key._seed.hex()}\n".encode(), error=KeyFileError, what="learner key", mode=0o600)
             return key
@@ -117,6 +117,13 @@ class LearnerKey:
 
     def __repr__(self) -> str:
         return f"LearnerKey(public={self.public.hex[:16]}...)"
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # a folder that may not be searched, a name too long
+        raise KeyFileError(f"learner key cannot be read: {path}: {error.strerror}") from error
 
 
 def _unhex(text: str, *, what: str) -> bytes:

@@ -8,6 +8,7 @@ not hold is a `PayloadRefused` (W4). The wire version is *carried* by births and
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -312,14 +313,25 @@ def _specs(data: Reader) -> tuple[tuple[ObservationSpec, ...], ActionSpec]:
     except (ContractError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise PayloadRefused(f"{data.what}: a spec does not hold: {str(error)[:200]}") from error
     # The spec classes trust their callers with types; a payload's author is not one.
-    numbers = [action.n, action.start, *(spec.stack for spec in observations)]
+    numbers = [action.n, *(spec.stack for spec in observations)]
     texts = [text for spec in observations for text in (spec.key, spec.dtype, spec.tensor)]
     if any(type(n) is not int for n in numbers) or any(type(text) is not str for text in texts):
         raise PayloadRefused(f"{data.what}: a spec has a field of the wrong type")
+    if type(action.start) is not int or abs(action.start) > MAX_INT:
+        raise PayloadRefused(f"{data.what}: the first action is not an integer in ±2^53")
+    if not _action_shape_holds(action):
+        raise PayloadRefused(f"{data.what}: the action's shape {str(action.shape)[:80]} does not fit its bounds")
     keys = [spec.key for spec in observations]
     if not keys or len(set(keys)) != len(keys):
         raise PayloadRefused(f"{data.what}: observation keys must be one or more and different")
     return observations, action
+
+
+def _action_shape_holds(action: ActionSpec) -> bool:
+    if action.kind == "discrete":
+        return action.shape == ()
+    shape = action.shape
+    return len(shape) <= 4 and all(size >= 1 for size in shape) and math.prod(shape) == len(action.low)
 
 
 def _refused(data: Reader) -> dict[int, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from quarl_device.errors import PayloadRefused
+import contextlib
+
+from quarl_device.errors import PayloadRefused, UsageError
 from quarl_device.names import check_name
 from quarl_device.wire.limits import WIRE_VERSION
 
@@ -72,12 +74,13 @@ class Topics:
         """Return the device that a `d/<device>/...` topic belongs to.
 
         Raises:
-            PayloadRefused: the topic is not one of this fleet's devices.
+            PayloadRefused: the topic is not one of this fleet's devices, or no device may have that name.
         """
         if topic.startswith(self._device_prefix):
-            device, slash, rest = topic[len(self._device_prefix) :].partition("/")
-            if device and slash and rest:
-                return device
+            device, _, rest = topic[len(self._device_prefix) :].partition("/")
+            with contextlib.suppress(UsageError):
+                if rest:
+                    return check_name(device, kind="device")
         raise PayloadRefused(f"topic {topic[:200]!r} is not of a device of fleet {self.fleet!r}")
 
     def _up(self, device: str, leaf: str) -> str:
