@@ -403,8 +403,8 @@ class Ingest:
 
 def _check_magnitudes(block: Block) -> None:
     """Refuse finite numbers that no sum, square or weight leaves finite: one sensor fault must not end a run (W4)."""
-    arrays = {"reward": block.reward, **block.observation, **block.final_observation}
-    for name, array in arrays.items():
+    named = [("reward", block.reward), *block.observation.items(), *block.final_observation.items()]
+    for name, array in named:
         if array.size and array.dtype.kind == "f" and not np.abs(array).max() <= MAX_MAGNITUDE:
             raise PayloadRefused(f"block: {name} holds {np.abs(array).max():.3g}, over {MAX_MAGNITUDE:g}")
 
