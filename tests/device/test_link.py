@@ -25,10 +25,25 @@ QUICK = Backoff(base_s=0.05, cap_s=0.2)
 
 @contextlib.contextmanager
 def fake_case(_):
-    broker = FakeBroker(USERS)
+    broker, links = FakeBroker(USERS), []
+
+    def make(name, will):
+        links.append(broker.link(name, password=USERS[name], will=will, max_payload_bytes=CAP))
+        return links[-1]
+
+    @contextlib.contextmanager
+    def outage():
+        broker.down()
+        yield
+        broker.up()
+        for link in links:
+            link.reconnect()
+
     yield LinkCase(
-        make=lambda name, will: broker.link(name, password=USERS[name], will=will, max_payload_bytes=CAP),
+        make=make,
+        stranger=lambda: broker.link("a", password="wrong"),
         cut=broker.cut,
+        outage=outage,
         cap_bytes=CAP,
     )
 
@@ -48,7 +63,22 @@ def paho_case(url):
             stack.callback(link.close)
             return link
 
-        yield LinkCase(make=make, cut=lambda name: proxies[name].cut(), cap_bytes=CAP)
+        @contextlib.contextmanager
+        def outage():
+            for proxy in proxies.values():
+                proxy.refuse()
+                proxy.cut()
+            yield
+            for proxy in proxies.values():
+                proxy.refuse(False)
+
+        yield LinkCase(
+            make=make,
+            stranger=lambda: paho(url, password="wrong"),
+            cut=lambda name: proxies[name].cut(),
+            outage=outage,
+            cap_bytes=CAP,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,14 @@ A check is a function of a `LinkCase`; `LINK_CHECKS` lists them all. Use it on a
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from quarl_device.errors import PayloadTooLarge
+from quarl_device.errors import BrokerRefused, LinkError, PayloadTooLarge, QuarlError, UsageError
 from quarl_device.link import Link, Message, Will
 
 PATIENCE_S = 10.0
@@ -26,13 +28,17 @@ class LinkCase:
     """One implementation on one broker.
 
     Attributes:
-        make: returns a new, unconnected link of the given client id, and will if any.
+        make: returns a new, unconnected link of the given client id ("a", "b", "d" or "w"), and will if any.
+        stranger: returns an unconnected link that the broker must refuse.
         cut: breaks a client's connection without a goodbye; the link must come back by itself.
+        outage: the broker cannot be reached while inside, and every link notices.
         cap_bytes: largest payload that links of this case may publish.
     """
 
     make: Callable[[str, Will | None], Link]
+    stranger: Callable[[], Link]
     cut: Callable[[str], None]
+    outage: Callable[[], AbstractContextManager[None]]
     cap_bytes: int
 
 
@@ -76,11 +82,10 @@ def check_a_message_arrives_as_it_was_sent(case: LinkCase) -> None:
     sender, receiver = _connected(case, "a"), _connected(case, "b")
     heard = Heard()
     receiver.subscribe("t/+/x", heard)
-    until(lambda: sender.publish("t/0/x", b"probe") and bool(heard.wait(1, timeout_s=0.2)))
-    first = len(heard.messages)
+    assert receiver.flush(timeout_s=PATIENCE_S)
     for number in range(20):
         assert sender.publish(f"t/{number}/x", bytes([number, 0, 255]))
-    messages = heard.wait(first + 20)[first:]
+    messages = heard.wait(20)
     assert [m.payload for m in messages] == [bytes([number, 0, 255]) for number in range(20)]
     assert messages[3].topic == "t/3/x"
     assert not messages[3].retain
@@ -109,17 +114,21 @@ def check_w5_a_handlers_exception_does_not_kill_the_link(case: LinkCase) -> None
     """It is counted, and the next message is handled."""
     link, heard = case.make("a", None), Heard()
 
-    def fail(_: Message) -> None:
+    def fail(message: Message) -> None:
+        if message.payload == b"exit":
+            raise SystemExit(3)
         raise RuntimeError("a handler's bug")
 
     link.subscribe("bad", fail)
     link.subscribe("good", heard)
     link.connect(timeout_s=PATIENCE_S)
-    link.publish("bad", b"x")
-    link.publish("good", b"y")
+    assert link.publish("bad", b"x")
+    assert link.publish("bad", b"exit")
+    assert link.publish("good", b"y")
     assert [message.payload for message in heard.wait(1)] == [b"y"]
     assert link.connected
-    assert link.counters.handler_errors == 1
+    assert link.counters.handler_errors == 2
+    assert "SystemExit" in link.counters.last_error
     link.close()
 
 
@@ -134,8 +143,9 @@ def check_an_oversize_payload_never_reaches_the_broker(case: LinkCase) -> None:
         pass
     else:
         raise AssertionError("an oversize payload was taken")
-    assert link.publish("t", b"small")
-    assert [message.payload for message in heard.wait(1)] == [b"small"]
+    assert link.publish("t", bytes(case.cap_bytes))
+    assert [len(message.payload) for message in heard.wait(1)] == [case.cap_bytes]
+    assert link.counters.connections == 1
     link.close()
 
 
@@ -163,9 +173,14 @@ def check_a_will_is_sent_when_the_link_dies(case: LinkCase) -> None:
     case.cut("d")
     assert [message.payload for message in heard.wait(1)] == [b"gone"]
     assert until(lambda: dying.connected, timeout_s=2 * PATIENCE_S)
+    assert dying.publish("will", b"last words")
+    assert dying.flush(timeout_s=PATIENCE_S)
     dying.close()
-    time.sleep(0.3)
-    assert len(heard.messages) == 1
+    # A broker that took the goodbye for a death would have said so by the time that a new connection is served.
+    other = _connected(case, "d")
+    assert other.publish("will", b"end mark")
+    assert [message.payload for message in heard.wait(3)] == [b"gone", b"last words", b"end mark"]
+    other.close()
     watcher.close()
 
 
@@ -181,6 +196,175 @@ def check_closing_is_quick_idempotent_and_final(case: LinkCase) -> None:
     assert link.flush(timeout_s=0.2) in (True, False)
 
 
+def check_a_flush_waits_for_the_broker(case: LinkCase) -> None:
+    """After it, what was published is acknowledged, and what was subscribed to is heard."""
+    sender, receiver, heard = _connected(case, "a"), _connected(case, "b"), Heard()
+    receiver.subscribe("many", heard)
+    assert receiver.flush(timeout_s=PATIENCE_S)
+    threads = [threading.Thread(target=_publish_many, args=(sender, number)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sender.flush(timeout_s=PATIENCE_S)
+    payloads = [message.payload for message in heard.wait(100)]
+    assert len(payloads) == 100
+    # Those of one thread keep their order.
+    for number in range(4):
+        assert [p[1] for p in payloads if p[0] == number] == list(range(25))
+    sender.close()
+    receiver.close()
+
+
+def _publish_many(link: Link, number: int) -> None:
+    for count in range(25):
+        assert link.publish("many", bytes([number, count]))
+
+
+def check_a_subscription_while_connected_brings_what_is_retained(case: LinkCase) -> None:
+    """As one before the connection does; and each filter's handler hears what matches it."""
+    link, exact, wide = _connected(case, "a"), Heard(), Heard()
+    link.publish("room/one", b"here", retain=True)
+    assert link.flush(timeout_s=PATIENCE_S)
+    link.subscribe("room/one", exact)
+    assert exact.wait(1)[0].payload == b"here"
+    assert exact.messages[0].retain
+    link.subscribe("room/#", wide)
+    assert wide.wait(1)[0].payload == b"here"
+    link.publish("room/one", b"", retain=True)
+    assert link.flush(timeout_s=PATIENCE_S)
+    link.close()
+
+
+def check_filters_take_their_topics_alone(case: LinkCase) -> None:
+    """With `+` for one level and `#` for all that follow; at either quality of service."""
+    link, one, below = case.make("a", None), Heard(), Heard()
+    link.subscribe("d/+/xp", one)
+    link.subscribe("blob/#", below, qos=0)
+    link.connect(timeout_s=PATIENCE_S)
+    for topic in ("d/pi/xp", "d/pi/state", "d/pi/up/xp", "d/pi/xp/more", "blob/a/0", "blob"):
+        assert link.publish(topic, b"1", qos=1)
+    assert link.publish("d/pi/xp", b"0", qos=0)
+    assert link.publish("blob/end", b"0", qos=0)
+    assert [(m.topic, m.payload) for m in one.wait(2)] == [("d/pi/xp", b"1"), ("d/pi/xp", b"0")]
+    assert sorted(m.topic for m in below.wait(3)) == ["blob", "blob/a/0", "blob/end"]
+    link.close()
+
+
+def check_a_handler_may_publish(case: LinkCase) -> None:
+    """An answer from within a handler is sent, and heard by the same link."""
+    link, heard = case.make("a", None), Heard()
+    link.subscribe("question", lambda message: _answer(link, message))
+    link.subscribe("answer", heard)
+    link.connect(timeout_s=PATIENCE_S)
+    assert link.publish("question", b"?")
+    assert [message.payload for message in heard.wait(1)] == [b"?!"]
+    link.close()
+
+
+def _answer(link: Link, message: Message) -> None:
+    link.publish("answer", message.payload + b"!")
+
+
+def check_w5_a_connect_callbacks_exception_does_not_kill_the_link(case: LinkCase) -> None:
+    """The callbacks after it run, at the first connection and at later ones."""
+    link, connections = case.make("a", None), []
+
+    def fail() -> None:
+        raise RuntimeError("a callback's bug")
+
+    link.on_connect(fail)
+    link.on_connect(lambda: connections.append(link.connected))
+    link.connect(timeout_s=PATIENCE_S)
+    assert until(lambda: len(connections) == 1)
+    case.cut("a")
+    assert until(lambda: len(connections) == 2, timeout_s=2 * PATIENCE_S)
+    assert all(connections)
+    assert link.counters.handler_errors == 2
+    assert link.counters.connections == 2
+    link.close()
+
+
+def check_a_will_may_stay_for_latecomers(case: LinkCase) -> None:
+    """A retained will replaces the birth that was retained before it."""
+    dying = _connected(case, "d", Will(topic="state", payload=b"gone", retain=True))
+    dying.publish("state", b"online", retain=True)
+    assert dying.flush(timeout_s=PATIENCE_S)
+    case.cut("d")
+    watcher, heard = case.make("w", None), Heard()
+    watcher.subscribe("state", heard)
+    watcher.connect(timeout_s=PATIENCE_S)
+    assert until(lambda: [message.payload for message in heard.messages][-1:] == [b"gone"])
+    assert until(lambda: dying.connected, timeout_s=2 * PATIENCE_S)
+    dying.publish("state", b"", retain=True)
+    assert dying.flush(timeout_s=PATIENCE_S)
+    dying.close()
+    watcher.close()
+
+
+def check_w6_nothing_is_taken_nor_waited_for_while_the_broker_is_away(case: LinkCase) -> None:
+    """A publish returns false at once, a flush too; later both work again without help."""
+    link, heard = case.make("a", None), Heard()
+    link.subscribe("t", heard)
+    assert not link.publish("t", b"too early")
+    assert not link.flush(timeout_s=PATIENCE_S)
+    link.connect(timeout_s=PATIENCE_S)
+    with case.outage():
+        assert until(lambda: not link.connected)
+        began = time.monotonic()
+        assert not link.publish("t", b"lost")
+        assert not link.flush(timeout_s=PATIENCE_S)
+        assert time.monotonic() - began < PATIENCE_S / 2
+        assert link.counters.not_taken == 2
+    assert until(lambda: link.connected, timeout_s=2 * PATIENCE_S)
+    assert link.flush(timeout_s=PATIENCE_S)
+    assert link.publish("t", b"heard")
+    assert [message.payload for message in heard.wait(1)] == [b"heard"]
+    link.close()
+
+
+def check_w6_a_link_closes_while_the_broker_is_away(case: LinkCase) -> None:
+    """It does not come back after that."""
+    link = _connected(case, "a")
+    with case.outage():
+        assert until(lambda: not link.connected)
+        began = time.monotonic()
+        link.close()
+        assert time.monotonic() - began < PATIENCE_S / 2
+    assert not until(lambda: link.connected, timeout_s=0.3)
+
+
+def check_a_stranger_is_refused(case: LinkCase) -> None:
+    """Nobody gets in without the right password, and the error does not wait for the deadline."""
+    began = time.monotonic()
+    _raises(BrokerRefused, lambda: case.stranger().connect(timeout_s=PATIENCE_S))
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def check_wrong_use_is_said(case: LinkCase) -> None:
+    """Topics that no broker takes, and connecting twice or after closing; none of it hurts the link."""
+    link, heard = case.make("a", None), Heard()
+    for topic_filter in ("", "a/#/b", "a+", "a/b#"):
+        _raises(UsageError, functools.partial(link.subscribe, topic_filter, heard))
+    link.subscribe("t", heard)
+    link.connect(timeout_s=PATIENCE_S)
+    _raises(LinkError, lambda: link.connect(timeout_s=PATIENCE_S))
+    for topic in ("", "a/+", "#"):
+        _raises(UsageError, functools.partial(link.publish, topic, b"x"))
+    assert link.publish("t", b"x")
+    assert heard.wait(1)
+    link.close()
+    _raises(LinkError, lambda: link.connect(timeout_s=PATIENCE_S))
+
+
+def _raises(error: type[QuarlError], act: Callable[[], object]) -> None:
+    try:
+        act()
+    except error:
+        return
+    raise AssertionError(f"{error.__name__} was expected")
+
+
 LINK_CHECKS: tuple[Callable[[LinkCase], None], ...] = (
     check_a_message_arrives_as_it_was_sent,
     check_a_retained_message_waits_for_latecomers,
@@ -189,4 +373,14 @@ LINK_CHECKS: tuple[Callable[[LinkCase], None], ...] = (
     check_it_comes_back_after_a_cut_with_its_subscriptions,
     check_a_will_is_sent_when_the_link_dies,
     check_closing_is_quick_idempotent_and_final,
+    check_a_flush_waits_for_the_broker,
+    check_a_subscription_while_connected_brings_what_is_retained,
+    check_filters_take_their_topics_alone,
+    check_a_handler_may_publish,
+    check_w5_a_connect_callbacks_exception_does_not_kill_the_link,
+    check_a_will_may_stay_for_latecomers,
+    check_w6_nothing_is_taken_nor_waited_for_while_the_broker_is_away,
+    check_w6_a_link_closes_while_the_broker_is_away,
+    check_a_stranger_is_refused,
+    check_wrong_use_is_said,
 )

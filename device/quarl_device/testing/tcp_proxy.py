@@ -66,6 +66,8 @@ class TcpProxy:
         """Break everything and stop."""
         self._closed.set()
         self._flowing.set()
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
         self._server.close()
         self.cut()
         for thread in self._threads:
