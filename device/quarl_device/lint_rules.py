@@ -60,8 +60,10 @@ class Kind:
             return
         if output.quantization.scales.size != 1:
             raise Misfit("its output has more than one scale")
-        # Two scales multiply (weights, MUL) or stand beside each other (ADD); more only stand (CONCATENATION).
-        largest = max(*scales, math.prod(scales)) if len(scales) == 2 else max(scales)
+        # The scales of values and weights multiply, and only their product meets the output's: a head whose actions
+        # hardly differ yet has a tiny output scale. Others multiply (MUL) or stand side by side (ADD, CONCATENATION).
+        weighed = self.values == 1 and len(scales) == 2
+        largest = math.prod(scales) if weighed else max(*scales, math.prod(scales)) if len(scales) == 2 else max(scales)
         rescale = largest / float(output.quantization.scales[0])
         if rescale >= MAX_RESCALE:
             raise Misfit(f"its input scales are {rescale:g} times its output's, allowed is less than {MAX_RESCALE:g}")

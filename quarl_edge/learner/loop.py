@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quarl_device.errors import TrainingStalled
+from quarl_device.errors import ModelError, TrainingStalled
 from quarl_device.wire.push import Exploration
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.algorithm import Algorithm
@@ -231,7 +231,12 @@ class TrainingLoop:
             self._judging = {pushed.version: pushed}
 
     def _poll_judge(self, *, timeout_s: float) -> None:
-        judged = self._parts.evaluator.poll(timeout_s=timeout_s)
+        try:
+            judged = self._parts.evaluator.poll(timeout_s=timeout_s)
+        except ModelError as error:
+            # One version that cannot be played is no reason to end a run; the next one is judged again.
+            _LOG.warning("policy version %s was not judged: %s", next(iter(self._judging), "?"), error)
+            return
         if judged is None:
             return
         self._last_judged = judged

@@ -1,5 +1,7 @@
 """A push: patched, answered, signed, retained, and sent again after a reconnection."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from learner_factory import CONTRACT, batch, policy
@@ -77,3 +79,17 @@ def test_nan_weights_are_refused_before_anything_is_published(setting):
     finally:
         network.restore(kept)
     assert TOPICS.policy not in broker.retained
+
+
+@pytest.mark.parametrize("width", [1e-2, 1e-3, 1e-5])
+def test_a_head_whose_actions_hardly_differ_yet_can_be_played(made, width):
+    """Early in training a centred head's output scale is far below its input's; their quotient alone means nothing."""
+    network, template = made
+    kept = network.snapshot()
+    silent = dataclasses.replace(
+        kept,
+        kernels=(*kept.kernels[:-1], kept.kernels[-1] * np.float32(width)),
+        biases=(*kept.biases[:-1], kept.biases[-1] * np.float32(width)),
+        head_range=np.array([-width, width], np.float32),
+    )
+    assert Policy.load(read_policy(template.patch(silent)), self_test=False).contract.env_id == "CartPole-v1"
