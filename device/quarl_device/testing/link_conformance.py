@@ -172,7 +172,7 @@ def check_a_will_is_sent_when_the_link_dies(case: LinkCase) -> None:
     dying = _connected(case, "d", Will(topic="will", payload=b"gone", retain=False))
     case.cut("d")
     assert [message.payload for message in heard.wait(1)] == [b"gone"]
-    assert until(lambda: dying.connected, timeout_s=2 * PATIENCE_S)
+    assert until(lambda: dying.connected and dying.counters.connections == 2, timeout_s=2 * PATIENCE_S)
     assert dying.publish("will", b"last words")
     assert dying.flush(timeout_s=PATIENCE_S)
     dying.close()
@@ -295,7 +295,7 @@ def check_a_will_may_stay_for_latecomers(case: LinkCase) -> None:
     watcher.subscribe("state", heard)
     watcher.connect(timeout_s=PATIENCE_S)
     assert until(lambda: [message.payload for message in heard.messages][-1:] == [b"gone"])
-    assert until(lambda: dying.connected, timeout_s=2 * PATIENCE_S)
+    assert until(lambda: dying.connected and dying.counters.connections == 2, timeout_s=2 * PATIENCE_S)
     dying.publish("state", b"", retain=True)
     assert dying.flush(timeout_s=PATIENCE_S)
     dying.close()
