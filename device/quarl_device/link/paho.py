@@ -33,12 +33,11 @@ _log = logging.getLogger(__name__)
 _LOOP_S = 1.0
 _STABLE_S = 5.0
 _FIRST_CAP_S = 0.5
-_BAD_LOGIN, _NOT_ALLOWED, _BAD_CLIENT_ID, _BAD_PROTOCOL = 134, 135, 133, 132
+_BAD_LOGIN, _NOT_ALLOWED, _BAD_CLIENT_ID = 134, 135, 133
 _FINAL = {
     _BAD_LOGIN: "the user name or password is wrong",
     _NOT_ALLOWED: "this user is not allowed, or the password is wrong",
     _BAD_CLIENT_ID: "the client id is not allowed",
-    _BAD_PROTOCOL: "it does not speak MQTT 3.1.1",
 }
 """CONNACK reason codes (as paho maps them) that trying again cannot mend."""
 
@@ -185,7 +184,7 @@ class PahoLink:
     # -- for the loop ----------------------------------------------------------------------------------------------
 
     def _make_client(self) -> mqtt.Client:
-        client = mqtt.Client(
+        client = _Client(
             CallbackAPIVersion.VERSION2,
             client_id=self.client_id,
             clean_session=True,
@@ -205,6 +204,17 @@ class PahoLink:
             client.tls_set_context(self._tls or ssl.create_default_context())
         client.connect_async(self.url.host, self.url.port, keepalive=self._limits.keepalive_s)
         return client
+
+
+class _Client(mqtt.Client):
+    """paho, but a TLS handshake that fails closes its socket."""
+
+    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
+        context = self._ssl_context
+        if context is None:
+            raise ValueError("no TLS context")
+        tcp_sock.settimeout(self._connect_timeout)
+        return context.wrap_socket(tcp_sock, server_hostname=self._host)
 
 
 class _Loop:
@@ -284,6 +294,9 @@ class _Loop:
         if self._connack_code:
             reason = _FINAL.get(self._connack_code, f"it answered with code {self._connack_code}")
             self._fail(reason, final=self._connack_code in _FINAL)
+        elif code == MQTTErrorCode.MQTT_ERR_PROTOCOL and not self.up:
+            # Not final: paho does not tell a broker that refuses the version from one that talks nonsense.
+            self._fail("it does not speak MQTT 3.1.1")
         elif not self._halt.is_set():
             self._fail(mqtt.error_string(code).rstrip("."))
 

@@ -1,0 +1,557 @@
+"""What a bad broker, a bad network or a bad moment can do to the link over paho, and what it must not."""
+
+import ast
+import contextlib
+import datetime
+import ipaddress
+import logging
+import random
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import quarl_device.link
+from quarl_device.errors import BrokerRefused, BrokerUnreachable, LinkError, PayloadTooLarge, UsageError
+from quarl_device.link import Backoff, BrokerURL, LinkCounters, LinkLimits, Message, PahoLink, Will
+from quarl_device.link.inflight import Inflight
+from quarl_device.link.router import Router
+from quarl_device.testing.fake_broker import FakeBroker
+from quarl_device.testing.link_conformance import Heard, until
+from quarl_device.testing.mosquitto import Mosquitto
+from quarl_device.testing.tcp_proxy import TcpProxy
+
+CONNACK = bytes([0x20, 2, 0, 0])
+QUICK = Backoff(base_s=0.02, cap_s=0.1)
+SECRET = "correct horse battery staple"
+
+
+class Scripted:
+    """A server that answers what each connection sends first, by a function of it."""
+
+    def __init__(self, answer, *, tls=None):
+        self._answer, self._tls = answer, tls
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.accepted = 0
+        self._open = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for sock in self._open:
+            sock.close()
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+    def _serve(self):
+        while True:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            sock.settimeout(2)
+            with contextlib.suppress(OSError):
+                if self._tls is not None:
+                    sock = self._tls.wrap_socket(sock, server_side=True)
+                self._answer(sock)
+            self._open.append(sock)
+
+
+def link_to(port, *, client_id="a", tls=False, **options):
+    url = BrokerURL.parse(f"mqtt{'s' if tls else ''}://127.0.0.1:{port}")
+    return PahoLink(url, client_id=client_id, **{"backoff": QUICK, **options})
+
+
+def read_packet(sock):
+    """Return the type and body of a short MQTT packet."""
+    kind, size = sock.recv(2)
+    return kind, sock.recv(size) if size else b""
+
+
+def answering(*replies):
+    def answer(sock):
+        for reply in replies:
+            _, body = read_packet(sock)
+            sock.sendall(reply(body) if callable(reply) else reply)
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def mosquitto():
+    with Mosquitto() as broker:
+        yield broker
+
+
+@pytest.fixture
+def proxy(mosquitto):
+    with TcpProxy(mosquitto.port) as proxy:
+        yield proxy
+
+
+# -- servers that are no good brokers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(2, "client id"), (4, "user name or password"), (5, "not allowed")],
+)
+def test_a_final_connack_code_is_said_at_once(code, text):
+    with Scripted(answering(bytes([0x20, 2, 0, code]))) as server:
+        began = time.monotonic()
+        with pytest.raises(BrokerRefused, match=text) as caught:
+            link_to(server.port).connect(timeout_s=10)
+        assert f"127.0.0.1:{server.port}" in str(caught.value)
+        assert time.monotonic() - began < 5
+        assert server.accepted == 1
+
+
+def test_a_broker_that_is_not_ready_yet_is_asked_again():
+    with Scripted(answering(bytes([0x20, 2, 0, 3]))) as server:
+        with pytest.raises(BrokerUnreachable, match="code"):
+            link_to(server.port).connect(timeout_s=0.5)
+        assert server.accepted >= 2
+
+
+def test_a_broker_of_another_mqtt_version_is_said():
+    refusal = pytest.raises(BrokerUnreachable, match=r"does not speak MQTT 3\.1\.1")
+    with Scripted(answering(bytes([0x20, 2, 0, 1]))) as server, refusal:
+        link_to(server.port).connect(timeout_s=0.4)
+
+
+def test_a_denied_subscription_is_said_with_its_topic():
+    with Scripted(answering(CONNACK, lambda body: bytes([0x90, 3, *body[:2], 0x80]))) as server:
+        link = link_to(server.port)
+        link.subscribe("q/v1/lab/d/a/down/ack", print)
+        with pytest.raises(BrokerRefused, match="denied the subscription to q/v1/lab/d/a/down/ack"):
+            link.connect(timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"HTTP/1.1 400 No\r\n\r\n", bytes(64), b"\xff" * 64, b"\x20" + b"\x80" * 5, b"\x20\x02\x00", b"\x90\x00", b""],
+    ids=["http", "zeros", "ones", "endless length", "half a packet", "empty suback", "nothing"],
+)  # fmt: skip
+def test_w6_a_server_of_another_protocol_is_no_broker_and_hurts_nobody(reply):
+    with Scripted(answering(reply)) as server:
+        link = link_to(server.port)
+        began = time.monotonic()
+        with pytest.raises((BrokerUnreachable, BrokerRefused)):
+            link.connect(timeout_s=0.4)
+        assert time.monotonic() - began < 3
+        link.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(junk=st.binary(min_size=1, max_size=40))
+def test_w5_no_bytes_after_the_greeting_kill_the_thread(junk):
+    with Scripted(answering(CONNACK + junk)) as server:
+        link = link_to(server.port, client_id="junk")
+        with contextlib.suppress(BrokerUnreachable, BrokerRefused):
+            link.connect(timeout_s=0.05)
+            assert link._loop.thread.is_alive()
+        link.close(timeout_s=2)
+        assert until(lambda: "link-junk" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_a_topic_that_is_not_text_is_left_out():
+    bad, good = b"\x30\x05\x00\x02\xff\xfe!", b"\x30\x04\x00\x01t!"
+    suback = lambda body: bytes([0x90, 3, *body[:2], 0])  # noqa: E731
+    with Scripted(answering(CONNACK, lambda body: suback(body) + bad + good)) as server:
+        link, heard = link_to(server.port), Heard()
+        link.subscribe("#", heard)
+        link.connect(timeout_s=5)
+        assert [message.payload for message in heard.wait(1)] == [b"!"]
+        assert link.connected
+        link.close()
+
+
+# -- TLS -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(secret + cert.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def server_context(path):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context
+
+
+def test_an_untrusted_certificate_is_refused_at_once(certificate):
+    with Scripted(answering(CONNACK), tls=server_context(certificate)) as server:
+        with pytest.raises(BrokerRefused, match="certificate is not trusted"):
+            link_to(server.port, tls=True).connect(timeout_s=10)
+        assert server.accepted == 1
+
+
+def test_a_trusted_certificate_is_taken(certificate):
+    with Scripted(answering(CONNACK), tls=server_context(certificate)) as server:
+        link = PahoLink(
+            BrokerURL.parse(f"mqtts://127.0.0.1:{server.port}"),
+            client_id="a",
+            tls=ssl.create_default_context(cafile=str(certificate)),
+        )
+        link.connect(timeout_s=10)
+        assert link.connected
+        link.close()
+
+
+# -- networks that stall -------------------------------------------------------------------------------------------
+
+
+def test_w6_a_flush_ends_at_its_deadline_and_a_close_too(proxy):
+    link = link_to(proxy.port)
+    link.connect(timeout_s=5)
+    proxy.stall()
+    assert link.publish("t", b"x")
+    began = time.monotonic()
+    assert not link.flush(timeout_s=0.3)
+    assert 0.25 < time.monotonic() - began < 2
+    began = time.monotonic()
+    link.close(timeout_s=0.3)
+    assert time.monotonic() - began < 2
+    assert not link.connected
+
+
+def test_w6_a_flush_ends_when_the_connection_does(proxy):
+    link = link_to(proxy.port)
+    link.connect(timeout_s=5)
+    proxy.stall()
+    assert link.publish("t", b"x")
+    proxy.refuse()
+    threading.Timer(0.1, lambda: (proxy.stall(False), proxy.cut())).start()
+    began = time.monotonic()
+    link.flush(timeout_s=20)
+    assert time.monotonic() - began < 10
+    link.close()
+
+
+def test_what_is_in_flight_is_bounded_in_number_and_bytes(proxy):
+    limits = LinkLimits(max_inflight=5, max_inflight_bytes=1000, max_payload_bytes=900)
+    link = link_to(proxy.port, limits=limits)
+    link.connect(timeout_s=5)
+    proxy.stall()
+    assert [link.publish("t", b"x") for _ in range(7)] == [True] * 5 + [False] * 2
+    assert link.counters.not_taken == 2
+    proxy.stall(False)
+    assert link.flush(timeout_s=5)
+    proxy.stall()
+    assert [link.publish("t", bytes(400)) for _ in range(3)] == [True, True, False]
+    proxy.stall(False)
+    assert link.flush(timeout_s=5)
+    link.close()
+
+
+def test_what_was_in_flight_at_a_cut_is_not_sent_after_the_new_birth(mosquitto):
+    """Or an old retained message would win over the birth that the new connection publishes."""
+    with TcpProxy(mosquitto.port) as proxy:
+        watcher, heard = link_to(mosquitto.port, client_id="w"), Heard()
+        watcher.subscribe("state/a", heard)
+        watcher.connect(timeout_s=5)
+        link = link_to(proxy.port)
+        link.on_connect(lambda: link.publish("state/a", b"birth %d" % link.counters.connections))
+        link.connect(timeout_s=5)
+        heard.wait(1)
+        proxy.stall()
+        assert link.publish("state/a", b"stale")
+        proxy.cut()
+        assert until(lambda: not link.connected or link.counters.connections > 1)
+        proxy.stall(False)
+        assert until(lambda: link.counters.connections == 2 and link.connected)
+        assert link.publish("state/a", b"end mark")
+        assert until(lambda: heard.messages[-1].payload == b"end mark")
+        payloads = [message.payload for message in heard.messages]
+        assert payloads[-2:] == [b"birth 2", b"end mark"]
+        link.close()
+        watcher.close()
+
+
+def test_w7_a_link_that_cannot_come_back_backs_off(proxy):
+    asked = []
+
+    class Recording(Backoff):
+        def delay_s(self, attempt, rng):
+            asked.append(attempt)
+            return 0.01
+
+    link = link_to(proxy.port, backoff=Recording())
+    link.connect(timeout_s=5)
+    proxy.refuse()
+    proxy.cut()
+    assert until(lambda: len(asked) >= 6)
+    link.close()
+    assert asked[:6] == [1, 2, 3, 4, 5, 6]
+
+
+def test_w6_closing_a_link_ends_a_connect_that_waits():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        link = link_to(silent.getsockname()[1])
+        threading.Timer(0.2, link.close).start()
+        began = time.monotonic()
+        with pytest.raises(LinkError, match="closed while connecting"):
+            link.connect(timeout_s=30)
+        assert time.monotonic() - began < 10
+
+
+def test_a_link_may_close_itself_in_a_handler(proxy):
+    link, done = link_to(proxy.port), threading.Event()
+    link.subscribe("t", lambda _: (link.close(), done.set()))
+    link.connect(timeout_s=5)
+    assert link.publish("t", b"x")
+    assert done.wait(5)
+    assert not link.connected
+
+
+def test_a_failed_connect_may_be_tried_again(mosquitto):
+    with TcpProxy(mosquitto.port) as proxy:
+        proxy.refuse()
+        link = link_to(proxy.port)
+        with pytest.raises(BrokerUnreachable, match=r"tried \d+ times in 0\.\d s"):
+            link.connect(timeout_s=0.3)
+        proxy.refuse(False)
+        link.connect(timeout_s=5)
+        assert link.connected
+        link.close()
+
+
+def test_no_thread_is_left_of_a_closed_link(mosquitto):
+    link = link_to(mosquitto.port, client_id="lonely")
+    link.connect(timeout_s=5)
+    assert [t.name for t in threading.enumerate()].count("link-lonely") == 1
+    link.close()
+    assert until(lambda: "link-lonely" not in [t.name for t in threading.enumerate()], timeout_s=5)
+
+
+def test_nagle_is_off_on_the_socket_itself(mosquitto):
+    link = link_to(mosquitto.port)
+    link.connect(timeout_s=5)
+    assert link._loop.client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    link.close()
+
+
+# -- passwords -----------------------------------------------------------------------------------------------------
+
+
+def test_a_password_shows_in_no_log_nor_repr_nor_error(caplog):
+    caplog.set_level(logging.DEBUG)
+    with Mosquitto({"a": SECRET}) as broker, TcpProxy(broker.port) as proxy:
+        link = link_to(proxy.port, password=SECRET)
+        link.connect(timeout_s=5)
+        proxy.cut()
+        assert until(lambda: link.counters.connections == 2)
+        shown = repr(link) + str(link) + repr(link.counters) + str(link.url)
+        link.close()
+    assert SECRET not in shown + caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"u:{SECRET}@h",
+        f"mqtt://u:{SECRET}@h",
+        f"mqtt://u:pa/{SECRET}@h",
+        f"mqtt://u:pa?{SECRET}@h",
+        f"mqtt://u:{'x' * 300}{SECRET}@h",
+        f"mqtt://u:a@{SECRET}@h:99999",
+        f"http://u:{SECRET}@h",
+        f"mqtt:u:{SECRET}@h",
+        f"mqtt://u:\n{SECRET}@h",
+    ],
+)
+def test_a_password_in_whatever_url_is_not_repeated(text):
+    with pytest.raises(UsageError) as caught:
+        BrokerURL.parse(text)
+    assert SECRET not in str(caught.value)
+    assert "xxx" not in str(caught.value)
+    assert SECRET not in str(caught.value.__cause__)
+
+
+@given(st.text(max_size=40))
+@settings(deadline=None)
+def test_any_text_is_a_url_or_a_usage_error(text):
+    for candidate in (text, f"mqtt://{text}"):
+        try:
+            url = BrokerURL.parse(candidate)
+        except UsageError:
+            continue
+        assert url.host
+        assert 0 < url.port < 65_536
+
+
+# -- parts ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    attempt=st.integers(0, 10_000),
+    base=st.floats(0, 10),
+    cap=st.floats(0, 100),
+    factor=st.floats(1, 10),
+    seed=st.integers(0, 2**32),
+)
+def test_w7_no_delay_leaves_its_bounds(attempt, base, cap, factor, seed):
+    delay = Backoff(base_s=base, cap_s=cap, factor=factor).delay_s(attempt, random.Random(seed))
+    assert 0 <= delay <= min(cap, base * factor ** min(attempt, 64))
+
+
+def test_w7_two_devices_do_not_come_back_together():
+    links = [link_to(1, client_id=name) for name in ("a", "b")]
+    assert len({link._backoff.delay_s(8, link._rng) for link in links}) == 2
+
+
+def test_a_will_over_the_cap_is_refused_before_any_broker_sees_it():
+    with pytest.raises(PayloadTooLarge):
+        link_to(1, will=Will(topic="t", payload=bytes(2)), limits=LinkLimits(max_payload_bytes=1))
+    with pytest.raises(PayloadTooLarge):
+        FakeBroker().link("a", will=Will(topic="t", payload=bytes(2)), max_payload_bytes=1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=40))
+def test_acks_may_come_before_their_packet_ids(steps):
+    inflight, open_ids, early = Inflight(), set(), set()
+    for publish, mid in steps:
+        if publish and mid not in open_ids:
+            assert inflight.add(mid, 10, inflight.life)
+            open_ids ^= {mid} - early
+            early.discard(mid)
+        elif not publish and (mid in open_ids or mid not in early):
+            inflight.settle(mid)
+            early ^= {mid} - open_ids
+            open_ids.discard(mid)
+        assert inflight.wait_empty(0) == (not open_ids)
+        assert inflight.room(LinkLimits(max_inflight_bytes=10 * len(open_ids) + 1), 1)
+        assert not inflight.room(LinkLimits(max_inflight_bytes=10 * len(open_ids)), 1)
+
+
+def test_a_packet_of_an_ended_connection_is_not_waited_for():
+    inflight = Inflight()
+    life = inflight.life
+    assert inflight.add(1, 10, life)
+    inflight.reset()
+    assert not inflight.add(2, 10, life)
+    assert inflight.wait_empty(0)
+
+
+def test_w5_a_hostile_sender_cannot_fill_the_disk_with_tracebacks(caplog):
+    counters = LinkCounters()
+    router = Router(counters)
+    router.add("t", lambda _: 1 / 0, 1)
+    for _ in range(50):
+        router.dispatch(Message(topic="t", payload=b"", retain=False))
+    assert counters.handler_errors == 50
+    assert len(caplog.records) == 1
+    assert "ZeroDivisionError" in counters.last_error
+
+
+def test_a_new_handler_replaces_the_old_one_and_many_topics_do_not_fill_the_memory():
+    heard, router = [], Router(LinkCounters())
+    router.add("d/+", lambda _: heard.append("old"), 1)
+    router.dispatch(Message(topic="d/1", payload=b"", retain=False))
+    router.add("d/+", lambda _: heard.append("new"), 1)
+    for number in range(5_000):
+        router.dispatch(Message(topic=f"d/{number}", payload=b"", retain=False))
+    assert heard == ["old"] + ["new"] * 5_000
+    assert len(router._cache) <= 4_096
+
+
+def test_w6_no_wait_of_the_link_is_without_a_deadline():
+    """Reads the source: `wait`, `join`, `get` and `wait_for` are always called with a time-out."""
+    folder = Path(quarl_device.link.__file__).parent
+    found = []
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                least = {"wait": 1, "wait_for": 2, "result": 1, "acquire": 1}.get(node.func.attr)
+                threads = node.func.attr == "join" and not node.args and not node.keywords
+                if threads or (least is not None and len(node.args) + len(node.keywords) < least):
+                    found.append(f"{path.name}:{node.lineno}")
+    assert found == []
+
+
+def test_the_fake_broker_delivers_one_at_a_time_and_loses_nothing_between_threads():
+    broker, busy, seen, clashes = FakeBroker(), threading.Lock(), [], []
+    link = broker.link("a")
+
+    def handle(message):
+        if not busy.acquire(blocking=False):
+            clashes.append(message)
+            return
+        seen.append(message.payload)
+        busy.release()
+
+    link.subscribe("t", handle)
+    link.connect(timeout_s=1)
+    workers = [threading.Thread(target=lambda: [broker.publish("t", b"x") for _ in range(300)]) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(20)
+    assert until(lambda: len(seen) == 1200, timeout_s=5)
+    assert clashes == []
+
+
+def test_the_fake_brokers_faults():
+    broker = FakeBroker(auto=False)
+    link, heard = broker.link("a"), []
+    link.subscribe("#", lambda message: heard.append(message.payload))
+    link.connect(timeout_s=1)
+    broker.drop("a")
+    broker.duplicate("b", 2)
+    broker.delay("c")
+    for topic in ("a", "b", "c", "a"):
+        assert link.publish(topic, topic.encode())
+    assert heard == []
+    assert broker.deliver(1) == 1
+    assert heard == [b"b"]
+    assert broker.deliver() == 2
+    broker.release()
+    broker.deliver()
+    assert heard == [b"b", b"b", b"a", b"c"]
+    for number in range(20):
+        broker.publish("n", bytes([number]))
+    broker.shuffle(1)
+    broker.deliver()
+    assert heard[4:] != sorted(heard[4:])
+    assert sorted(heard[4:]) == [bytes([number]) for number in range(20)]
+    broker.publish("lost", b"")
+    broker.cut("a")
+    assert broker.deliver() == 0
+    assert link.counters.connections == 2
