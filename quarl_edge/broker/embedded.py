@@ -47,8 +47,9 @@ class EmbeddedBroker:
         log_dir: Path | None = None,
         start_timeout_s: float = 15.0,
     ) -> None:
-        if not users or not all(name and password for name, password in users.items()):
-            raise UsageError("the embedded broker needs one or more users, each with a password")
+        texts = [text for pair in users.items() for text in pair]
+        if not texts or not all(text and text.isprintable() for text in texts):
+            raise UsageError("the embedded broker needs one or more users, each with a password, both printable")
         self._users = dict(users)
         self._port = port
         self._log_dir = log_dir
