@@ -1,7 +1,7 @@
 """Compares pushed files with real conversions: the first before anybody acts with it, later ones in a child.
 
-A difference means that a template no longer says what the network says. Training then stops patching: it is reported
-loudly, and the run's result carries the count.
+A difference means that a template no longer says what the network says. It is logged as an error, and the run's result
+carries the count; training goes on.
 """
 
 from __future__ import annotations

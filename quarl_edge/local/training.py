@@ -149,10 +149,11 @@ def run_training(
 def _local_actors(
     config: TrainConfig, run: RunDirectory, access: BrokerAccess, *, fleet: str, key: LearnerKey
 ) -> ActorProcesses | None:
-    if not config.actors:
-        return None
+    # Written for actors elsewhere too: a person copies it to a board for --learner-key.
     public_key = run.path / "learner.pub"
     write_atomic(public_key, f"{key.public.hex}\n".encode(), error=QuarlError, what="the learner's public key")
+    if not config.actors:
+        return None
     commands = []
     for index, name in enumerate(actor_names(config.actors)):
         arguments = ["--broker", access.url(name), "--fleet", fleet, "--id", name, "--index", str(index)]
