@@ -1,6 +1,7 @@
 """Learner checkpoints: everything that a resume needs, whole or not at all.
 
-A checkpoint is a directory ``ckpt-<environment steps, 12 digits>``. It is written beside its place under a name that
+A checkpoint is a directory ``ckpt-<environment steps, 12 digits>``, with ``.1``, ``.2``, ... behind it where a resume
+ended at the same step. It is written beside its place under a name that
 starts with a dot, synced, and renamed: one that exists was finished. ``manifest.json`` names each part with its size
 and sha256; arrays are in one ``<group>.npz`` per group (never pickled), counters in ``state.json``. A part that is
 missing or differs makes loading fail: nothing is ever re-initialised in silence.
@@ -28,13 +29,13 @@ from quarl_device import __version__
 from quarl_device.errors import CheckpointError
 from quarl_device.files import read_capped, sync_directory
 
-CHECKPOINT_SCHEMA = 1
+CHECKPOINT_SCHEMA = 2
 MAX_PART_BYTES = 2 * 1024**3
 MAX_MANIFEST_BYTES = 16 * 1024**2
 KEPT = 2
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
-_NAME = re.compile(r"ckpt-(\d{12,})")
+_NAME = re.compile(r"ckpt-(\d{12,})(?:\.(\d{1,6}))?")
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _PART = re.compile(r"state\.json|[a-z][a-z0-9_]{0,63}\.npz")
 
@@ -60,7 +61,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, *, env_steps: int) 
     Args:
         directory: of all checkpoints of a run; made if missing.
         checkpoint: what to keep.
-        env_steps: gives it its name; one of the same name is replaced.
+        env_steps: gives it its name.
 
     Returns:
         Its directory.
@@ -74,10 +75,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, *, env_steps: int) 
         directory.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.mkdtemp(prefix=f".{name}.", dir=directory)
         _write_parts(Path(temporary), checkpoint, env_steps)
-        target = directory / name
-        if target.exists():
-            # A directory cannot be renamed over a full one.
-            target.replace(target.with_name(f".{name}.old"))
+        target = _free_name(directory, name)
         Path(temporary).replace(target)
         temporary = ""
         sync_directory(directory)
@@ -211,7 +209,19 @@ def _finished(directory: Path) -> list[Path]:
         found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     except OSError:
         return []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("ckpt-")))
+    return sorted(found, key=_order)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """Return (environment steps, how many of that step were there before)."""
+    match = _NAME.fullmatch(path.name)
+    return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
+
+
+def _free_name(directory: Path, name: str) -> Path:
+    """Return a path after those of the same step: a full directory cannot be renamed over."""
+    taken = [_order(path)[1] for path in _finished(directory) if path.name.split(".")[0] == name]
+    return directory / (f"{name}.{max(taken) + 1}" if taken else name)
 
 
 def _delete_old(directory: Path) -> None:

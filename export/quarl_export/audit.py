@@ -32,6 +32,7 @@ _LENGTHS = struct.Struct("<II")
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_PAYLOAD_BYTES = 2 * MAX_ARRAYS_BYTES
 _MAX_WAITING_JOBS = 2
+_ANSWER_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +75,14 @@ class AuditChild:
     Args:
         spec: of all snapshots to come.
         command: the child; for tests.
+        answer_timeout_s: longest time that one audit may take before the child is killed.
     """
 
-    def __init__(self, spec: NetworkSpec, *, command: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, spec: NetworkSpec, *, command: tuple[str, ...] = (), answer_timeout_s: float = _ANSWER_TIMEOUT_S
+    ) -> None:
         self._spec = spec
+        self._answer_timeout_s = answer_timeout_s
         self._command = command or (sys.executable, "-m", "quarl_export.audit")
         self._jobs: queue.Queue[tuple[int, bytes] | None] = queue.Queue(maxsize=_MAX_WAITING_JOBS)
         self._results: queue.Queue[AuditResult] = queue.Queue()
@@ -110,7 +115,8 @@ class AuditChild:
         self._closed = True
         while not self._jobs.empty():
             self._jobs.get_nowait()
-        self._jobs.put(None, timeout=timeout_s)
+        # Only this thread puts jobs, and none after `_closed`: there is room.
+        self._jobs.put_nowait(None)
         if self._worker is not None:
             self._worker.join(timeout_s)
         if self._child is not None and self._child.poll() is None:
@@ -142,9 +148,16 @@ class AuditChild:
             )
         if self._child.stdin is None or self._child.stdout is None:
             raise OSError("no pipes")
-        self._child.stdin.write(frame)
-        self._child.stdin.flush()
-        return AuditResult(**json.loads(self._child.stdout.readline()))
+        # A pipe has no deadline of its own; the end of a killed child does end the read.
+        watchdog = threading.Timer(self._answer_timeout_s, self._child.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            self._child.stdin.write(frame)
+            self._child.stdin.flush()
+            return AuditResult(**json.loads(self._child.stdout.readline()))
+        finally:
+            watchdog.cancel()
 
     def _stop_child(self, *, kill: bool) -> None:
         child, self._child = self._child, None

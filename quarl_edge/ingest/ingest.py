@@ -63,14 +63,12 @@ class Cut:
     Attributes:
         journal_position: position after the last accepted block.
         env_steps: environment steps in accepted blocks.
-        counters: see `Ingest.counters`.
-        limiter: "inserts" and "samples".
+        samples: drawn from replay so far.
     """
 
     journal_position: int
     env_steps: int
-    counters: dict[str, Any]
-    limiter: dict[str, int]
+    samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,8 +340,7 @@ class Ingest:
             yield Cut(
                 journal_position=self._journal.position,
                 env_steps=self.env_steps,
-                counters=self.counters,
-                limiter={"inserts": self.limiter.inserts, "samples": self.limiter.samples},
+                samples=self.limiter.samples,
             )
             self._checkpoints.append(self.replay.inserted)
 

@@ -173,6 +173,11 @@ class SessionTable:
             self.accept(device, dropped)
         return verdict
 
+    def boot_id(self, device: str) -> str:
+        """Return the current life of `device`, "" for an unknown one."""
+        session = self._sessions.get(device)
+        return "" if session is None else session.boot_id
+
     def expected(self, device: str) -> int | None:
         """Return the sequence that comes next, `None` for an unknown device or life."""
         session = self._sessions.get(device)

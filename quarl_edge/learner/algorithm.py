@@ -40,6 +40,9 @@ class Algorithm(Protocol):
             Scalars to log, means over the K steps.
         """
 
+    def set_normalizer(self, offset: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
+        """Normalise observations as ``(observation - offset) * scale``, float32[n], in every network that sees them."""
+
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return every variable (weights, ranges, optimizer, target, step counter) by a stable name."""
 

@@ -1,7 +1,7 @@
 """Compares pushed files with real conversions: the first before anybody acts with it, later ones in a child.
 
-A difference means that a template no longer says what the network says. It is logged as an error, and the run's result
-carries the count; training goes on.
+A difference means that a template does not say what the network says. In the first one it ends the run before an actor
+has seen a policy; a later one is logged as an error and counted in the run's result, and training goes on.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from quarl_device.errors import PatchError
 from quarl_edge.learner.publisher import Pushed
 from quarl_export.audit import AuditChild, AuditResult
 
@@ -32,17 +33,27 @@ class Auditor:
         self.audited = 0
         self.failures = 0
 
-    def submit(self, pushed: Pushed) -> None:
-        """Have `pushed` compared in the background; skipped while the child is busy."""
+    def submit(self, pushed: Pushed) -> bool:
+        """Have `pushed` compared in the background; false while the child is busy with earlier ones."""
         if self._child is None:
             self._child = self._make_child()
-        self._child.submit(pushed.version, pushed.snapshot, pushed.policy)
+        return self._child.submit(pushed.version, pushed.snapshot, pushed.policy)
 
     def poll(self) -> None:
         """Take finished comparisons."""
         if self._child is not None:
             for result in self._child.poll():
                 self.record(result)
+
+    def require(self, result: AuditResult) -> None:
+        """Count the first comparison, which must not differ.
+
+        Raises:
+            PatchError: it does.
+        """
+        self.record(result)
+        if not result.failed and not result.identical:
+            raise PatchError(f"the int8 template differs from a real conversion: {result.detail}")
 
     def record(self, result: AuditResult) -> None:
         """Count one comparison."""

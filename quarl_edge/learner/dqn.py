@@ -111,6 +111,11 @@ class Dqn:
     def _copy_target(self) -> None:
         self._target.assign_from(self.policy)
 
+    def set_normalizer(self, offset: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
+        """Set the constants of online and target network at once; see `Algorithm.set_normalizer`."""
+        for network in (self.policy, self._target):
+            network.set_normalizer(offset, scale)
+
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return every variable by a stable name; see `Algorithm.arrays`."""
         return {name: variable.numpy() for name, variable in self._named().items()}

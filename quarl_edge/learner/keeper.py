@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.contract import PolicyContract
+from quarl_device.errors import QuarlError, RunNotFound
 from quarl_device.evaluate import Evaluation
-from quarl_edge.checkpoint import Checkpoint, save_checkpoint
+from quarl_edge.checkpoint import Checkpoint, latest, save_checkpoint
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.local.evaluator import Judged
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.runs import RunDirectory
-from quarl_export.checkpoint import save_policy
+from quarl_export.checkpoint import load_policy, save_policy
 from quarl_export.networks import NetworkSpec
 
 if TYPE_CHECKING:
     from quarl_edge.ingest.ingest import Ingest
     from quarl_edge.learner.loop import Progression
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -36,6 +42,7 @@ class Keeper:
 
     Attributes:
         best: best judged policy so far.
+        resumable: whether the run has a checkpoint.
     """
 
     def __init__(
@@ -60,15 +67,16 @@ class Keeper:
         self._epoch = epoch
         self._seed = seed
         self.best = best
+        self.resumable = latest(run.checkpoints) is not None
 
     def consider(self, judged: Judged, pushed: Pushed) -> None:
         """Keep `pushed` as the run's policy if it was judged at least as good as the best so far."""
         if self.best is not None and judged.result.return_mean < self.best.result.return_mean:
             return
         self.best = judged
-        self.save(pushed, judged.result)
+        self._save(pushed, judged)
 
-    def save(self, pushed: Pushed, result: Evaluation | None) -> None:
+    def _save(self, pushed: Pushed, judged: Judged) -> None:
         """Write `pushed` as the run's policy."""
         provenance: dict[str, Any] = {
             "run": self._run.path.name,
@@ -76,10 +84,10 @@ class Keeper:
             "env_steps": pushed.env_steps,
             "policy_version": pushed.version,
             "pushed_sha256": pushed.sha256,
+            "int8_return_mean": judged.result.return_mean,
+            "episodes": judged.result.episodes,
+            "judged": _judged_to_json(judged),
         }
-        if result is not None:
-            provenance["int8_return_mean"] = result.return_mean
-            provenance["episodes"] = result.episodes
         save_policy(
             self._run.policy,
             snapshot=pushed.snapshot,
@@ -102,13 +110,14 @@ class Keeper:
                 "progression": dataclasses.asdict(progression),
                 "epoch": self._epoch,
                 "journal_position": cut.journal_position,
-                "counters": cut.counters,
-                "limiter": cut.limiter,
+                "env_steps": cut.env_steps,
+                "samples": cut.samples,
                 "replay": self._replay.random_state(),
                 "best": _judged_to_json(self.best),
             }
             arrays = {"algorithm": algorithm.arrays()}
         save_checkpoint(self._run.checkpoints, Checkpoint(state=state, arrays=arrays), env_steps=cut.env_steps)
+        self.resumable = True
 
     def sync(self) -> None:
         """Let the journal reach the disk if it is due."""
@@ -125,3 +134,21 @@ def judged_from_json(data: Any) -> Judged | None:
         return None
     result = {**data["result"], "returns": tuple(data["result"]["returns"])}
     return Judged(version=data["version"], env_steps=data["env_steps"], result=Evaluation(**result))
+
+
+def kept_judgement(policy: Path) -> Judged | None:
+    """Read how the policy kept in `policy` was judged; `None` where there is none or it does not hold."""
+    try:
+        return judged_from_json(load_policy(policy).provenance.get("judged"))
+    except RunNotFound:
+        return None
+    except (QuarlError, KeyError, TypeError) as error:
+        _LOG.warning("the kept policy does not hold and will be replaced: %s", error)
+        return None
+
+
+def better(one: Judged | None, other: Judged | None) -> Judged | None:
+    """Return the better judged of two, the first where they are equal."""
+    if one is None or other is None:
+        return one or other
+    return other if other.result.return_mean > one.result.return_mean else one

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quarl_device.errors import ModelError, TrainingStalled
+from quarl_device.errors import ActorFailed, ModelError, NonFiniteError, QuarlError, TrainingStalled
 from quarl_device.wire.push import Exploration
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.algorithm import Algorithm
@@ -96,6 +96,10 @@ class TrainingLoop:
         self._start_samples = parts.limiter.samples
         self._started_s = 0.0
         self._last_update_s = 0.0
+        self._last_update_env_steps = self._start_env_steps
+        self._last_publish_s = 0.0
+        self._audit_owed = False
+        self._judgements = 0
         self._last_push_updates = progression.updates
         self._last_judged: Judged | None = None
         self._judging: dict[int, Pushed] = {}
@@ -109,16 +113,25 @@ class TrainingLoop:
     def run(self) -> TrainResult:
         """Train until solved, out of budget, or asked to stop.
 
+        What a fatal error interrupts is kept in a checkpoint first, unless the weights are what is wrong.
+
         Raises:
-            TrainingStalled: no experience arrived within two minutes although actors run on this machine.
-            ActorFailed: a local actor keeps ending.
+            TrainingStalled: nothing was stored within two minutes although actors run on this machine.
+            ActorFailed: a local actor keeps ending; in lockstep, another one joined or took its place.
+            LearnerAlive: another learner has taken the fleet.
             NonFiniteError: weights or ranges became NaN or Inf.
         """
-        self._started_s = self._last_update_s = time.monotonic()
-        reason = self._run_lockstep() if self._config.lockstep else self._run_async()
+        self._started_s = self._last_update_s = self._last_publish_s = time.monotonic()
+        try:
+            reason = self._run_lockstep() if self._config.lockstep else self._run_async()
+            self._judge_last(reason)
+        except NonFiniteError:
+            raise
+        except QuarlError:
+            self._checkpoint_if_possible()
+            raise
         if not self._config.lockstep:
             # In lockstep a checkpoint resets the environments, so it may stand at its fixed steps only.
-            self._judge_last(reason)
             self._checkpoint()
         if self._best_meets_goal():
             reason = StopReason.SOLVED
@@ -127,6 +140,8 @@ class TrainingLoop:
     # -- the two ways ------------------------------------------------------------------------------------------------
 
     def _run_async(self) -> StopReason:
+        if (reason := self._stop_reason()) is not None:
+            return reason
         self._publish(self._prepare())
         arrivals = self._parts.receiver.arrivals
         while (reason := self._stop_reason()) is None:
@@ -149,7 +164,7 @@ class TrainingLoop:
             pushed = self._prepare()
             # Judged before it goes out: what follows must not depend on how long judging takes.
             self._submit_judge(pushed)
-            self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+            self._await_judgement()
             if (reason := self._stop_reason()) is not None:
                 return reason
             before = self._parts.env_steps()
@@ -171,24 +186,35 @@ class TrainingLoop:
             arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
             self._check_stalled()
             self._chores()
+        contributors = self._parts.receiver.contributors
+        if len(contributors) > 1:
+            raise ActorFailed(
+                f"lockstep takes one actor in one life; experience came from {sorted(contributors)}",
+                hint="go on from the last checkpoint with --resume and one actor",
+            )
         return True
+
+    @property
+    def _samples_per_call(self) -> int:
+        return self._config.updates_per_call * self._config.batch_size
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> bool:
         """Run one fused call if the limiter allows it."""
         config, parts = self._config, self._parts
-        samples = config.updates_per_call * config.batch_size
+        samples = self._samples_per_call
         if not parts.limiter.can_sample(samples):
             return False
         if parts.normalizer.pending:
-            parts.normalizer.settle(parts.replay, parts.algorithm.policy)
+            parts.normalizer.settle(parts.replay, parts.algorithm)
             self._progression.normalizer_version += 1
         batch = parts.replay.sample(config.updates_per_call, config.batch_size)
         self._losses = dict(parts.algorithm.update(batch))
         parts.limiter.sample(samples)
         self._progression.updates += config.updates_per_call
         self._last_update_s = time.monotonic()
+        self._last_update_env_steps = parts.env_steps()
         parts.receiver.send_acks()
         return True
 
@@ -213,10 +239,13 @@ class TrainingLoop:
         return pushed
 
     def _publish(self, pushed: Pushed) -> None:
-        self._parts.publisher.publish(pushed)
-        self._pushes += 1
-        if pushed.version % self._config.audit_period_pushes == 0:
-            self._parts.auditor.submit(pushed)
+        # What another learner serves is not overwritten.
+        self._parts.presence.check()
+        self._pushes += self._parts.publisher.publish(pushed)
+        self._last_publish_s = time.monotonic()
+        self._audit_owed |= pushed.version % self._config.audit_period_pushes == 0
+        if self._audit_owed:
+            self._audit_owed = not self._parts.auditor.submit(pushed)
 
     def _submit_judge(self, pushed: Pushed) -> None:
         """Have every so many versions judged; a judge that is busy skips one."""
@@ -240,6 +269,7 @@ class TrainingLoop:
         if judged is None:
             return
         self._last_judged = judged
+        self._judgements += 1
         self._parts.keeper.consider(judged, self._judging.pop(judged.version))
         self._parts.metrics.write(
             judged.env_steps,
@@ -250,10 +280,29 @@ class TrainingLoop:
         """At the end of the budget, wait for what is being judged, then judge the last policy too."""
         if reason is not StopReason.BUDGET or not self._progression.updates:
             return
-        self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+        self._await_judgement()
         if not self._best_meets_goal():
             self._judge(self._prepare())
-            self._poll_judge(timeout_s=self._config.evaluate_timeout_s)
+            self._await_judgement()
+
+    def _await_judgement(self) -> None:
+        """Wait for what is being judged, with an eye on everything else; given up at its deadline."""
+        evaluator = self._parts.evaluator
+        deadline = time.monotonic() + self._config.evaluate_timeout_s
+        while evaluator.busy and not self._parts.stop.requested:
+            self._poll_judge(timeout_s=_WAIT_S)
+            self._chores()
+            if time.monotonic() > deadline:
+                _LOG.warning("a policy was not judged within %.0f s", self._config.evaluate_timeout_s)
+                evaluator.cancel()
+
+    def _checkpoint_if_possible(self) -> None:
+        if self._config.lockstep or not self._progression.updates:
+            return
+        try:
+            self._checkpoint()
+        except QuarlError as error:
+            _LOG.warning("no last checkpoint: %s", error)
 
     def _checkpoint(self) -> None:
         self._next_checkpoint = self._checkpoint_after(self._parts.env_steps())
@@ -279,14 +328,21 @@ class TrainingLoop:
 
     def _check_stalled(self) -> None:
         receiver, actors = self._parts.receiver, self._parts.actors
-        silent_s = time.monotonic() - max(receiver.last_arrival_s, self._started_s)
+        silent_s = time.monotonic() - max(receiver.last_stored_s, self._last_publish_s)
         # Actors elsewhere may come tomorrow; local ones have no excuse.
         if actors is not None and silent_s > _STALL_S:
-            blocked = {name: view.state.blocked or "running" for name, view in receiver.actors.items()}
+            said = {name: view.state.blocked or "running" for name, view in receiver.actors.items()}
             raise TrainingStalled(
-                f"no experience arrived for {silent_s:.0f} s; actors say {blocked or 'nothing'}",
+                f"no experience was stored for {silent_s:.0f} s; {self._why_nothing_is_stored()}"
+                f"actors say {said or 'nothing'}",
                 hint="their logs are in the run's logs/ directory",
             )
+
+    def _why_nothing_is_stored(self) -> str:
+        receiver = self._parts.receiver
+        if receiver.blocked:
+            return f"{receiver.blocked}; "
+        return f"blocks were refused, by error code: {receiver.refused}; " if receiver.refused else ""
 
     def _chores(self) -> None:
         now = time.monotonic()
@@ -295,6 +351,7 @@ class TrainingLoop:
         self._next_chores_s = now + _CHORES_PERIOD_S
         parts = self._parts
         parts.presence.tick()
+        self._pushes += parts.publisher.retry()
         if parts.actors is not None:
             parts.actors.check()
         parts.keeper.sync()
@@ -307,7 +364,7 @@ class TrainingLoop:
         parts = self._parts
         judged = self._last_judged
         actors = len(parts.receiver.actors)
-        blocked = parts.limiter.why_blocked()
+        waits = parts.limiter.why_blocked(self._samples_per_call) if actors else "waiting for actors"
         return Status(
             phase="training",
             env_steps=parts.env_steps(),
@@ -318,7 +375,7 @@ class TrainingLoop:
             goal_return=self._config.goal_return,
             actors=actors,
             elapsed_s=now - self._started_s,
-            blocked="waiting for actors" if not actors else blocked,
+            blocked=parts.receiver.blocked or waits,
         )
 
     def _write_metrics(self, now: float) -> None:
@@ -340,9 +397,13 @@ class TrainingLoop:
     def _result(self, reason: StopReason) -> TrainResult:
         parts = self._parts
         env_steps = parts.env_steps()
-        told = [view.telemetry for view in parts.receiver.actors.values() if view.telemetry is not None]
+        # The age of a policy on another machine is told by another clock.
+        local = () if parts.actors is None else parts.actors.names
+        told = [view.telemetry for name, view in parts.receiver.actors.items() if view.telemetry and name in local]
         swaps = [t.push_ms_p50 for t in told if t.push_ms_p50 > 0]
         acts = [t.act_us_p50 for t in told if t.act_us_p50 > 0]
+        train_s = self._last_update_s - self._started_s
+        stored = self._last_update_env_steps - self._start_env_steps
         return TrainResult(
             reason=reason,
             env_steps=env_steps,
@@ -350,13 +411,18 @@ class TrainingLoop:
             updates=self._progression.updates,
             session_updates=self._progression.updates - self._start_updates,
             pushes=self._pushes,
-            train_s=self._last_update_s - self._started_s,
-            prepare_ms_p50=float(np.median(self._prepare_ms)),
+            train_s=train_s,
+            actor_steps_per_s=stored / max(train_s, 1e-9),
+            prepare_ms_p50=float(np.median(self._prepare_ms)) if self._prepare_ms else None,
             push_ms_p50=statistics.median(swaps) if swaps else None,
             actor_act_us_p50=statistics.median(acts) if acts else None,
             best=parts.keeper.best,
+            judgements=self._judgements,
+            last_return_mean=None if self._last_judged is None else self._last_judged.result.return_mean,
+            resumable=parts.keeper.resumable,
             devices=self._most_actors,
             samples_per_insert=self._samples_per_insert(),
             audited=parts.auditor.audited,
             audit_failures=parts.auditor.failures,
+            ingest_refused=parts.receiver.refused,
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
+
+_LOG = logging.getLogger(__name__)
 
 
 class MetricsSink(Protocol):
@@ -28,17 +32,30 @@ class TensorBoard:
         import tensorflow as tf
 
         self._summary = tf.summary
+        self._op_error = tf.errors.OpError
+        self._failed = False
         self._writer = tf.summary.create_file_writer(str(directory))
 
     def write(self, env_steps: int, scalars: Mapping[str, float]) -> None:
         """Record `scalars` at `env_steps`."""
-        with self._writer.as_default():
+        with self._tolerating(), self._writer.as_default():
             for name, value in scalars.items():
                 self._summary.scalar(name, value, step=env_steps)
 
     def close(self) -> None:
         """Flush and end."""
-        self._writer.close()
+        with self._tolerating():
+            self._writer.close()
+
+    @contextlib.contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        """Let a disk that refuses cost the numbers, not the run."""
+        try:
+            yield
+        except (self._op_error, OSError) as error:
+            if not self._failed:
+                _LOG.warning("TensorBoard numbers are not written: %s", str(error).splitlines()[0][:200])
+            self._failed = True
 
 
 class MemoryMetrics:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from quarl_device.errors import LearnerAlive, PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.wire.keys import SIGNATURE_BYTES
-from quarl_device.wire.messages import LearnerBirth
+from quarl_device.wire.messages import DeviceState, LearnerBirth
 from quarl_device.wire.push import decode_push
 from quarl_device.wire.topics import Topics
 
@@ -30,13 +30,16 @@ def next_epoch(*, unix_s: float, highest_seen: int, checkpoint_epoch: int) -> in
         highest_seen: highest epoch in any retained birth or push, 0 for none.
         checkpoint_epoch: epoch stored in the checkpoint that is resumed, 0 for none.
     """
-    # Anybody could leave a huge epoch behind; believing it would leave no room for another (epochs have 32 bits).
-    believable = highest_seen if highest_seen < _HIGHEST_BELIEVABLE_EPOCH else 0
-    return max(int(unix_s), believable + 1, checkpoint_epoch + 1)
+    return max(int(unix_s), _believable(highest_seen) + 1, checkpoint_epoch + 1)
+
+
+def _believable(epoch: int) -> int:
+    """Return `epoch`, or 0: anybody could leave a huge one, which would leave no room for another (32 bits)."""
+    return epoch if epoch < _HIGHEST_BELIEVABLE_EPOCH else 0
 
 
 class Predecessor:
-    """What a starting learner finds retained: another learner's birth and its last push.
+    """What a starting learner finds retained: another learner's birth, its last push, and what devices run.
 
     Births are renewed every 10 s with a growing `beat`; only one that changes while it is watched counts as alive.
     """
@@ -61,7 +64,7 @@ class Predecessor:
             if earlier is not None and birth.status == "online" and _is_renewal(earlier, birth):
                 self._beats += 1
             self._birth = birth
-            self.highest_epoch = max(self.highest_epoch, birth.epoch)
+            self._see(birth.epoch)
             self._changed.notify_all()
 
     def on_policy(self, message: Message) -> None:
@@ -72,7 +75,20 @@ class Predecessor:
             header, _ = decode_push(message.payload, _trust_nothing)
         except QuarlError:
             return
-        self.highest_epoch = max(self.highest_epoch, header.epoch)
+        self._see(header.epoch)
+
+    def on_state(self, message: Message) -> None:
+        """Take a device's birth: the epoch that it runs may be of a learner whose own topics are gone."""
+        if not message.payload:
+            return
+        try:
+            state = DeviceState.decode(message.payload)
+        except QuarlError:
+            return
+        self._see(state.epoch)
+
+    def _see(self, epoch: int) -> None:
+        self.highest_epoch = max(self.highest_epoch, _believable(epoch))
 
     @property
     def online(self) -> bool:
@@ -96,12 +112,15 @@ def claim_fleet(
 ) -> int:
     """Make sure that no other learner serves the fleet; return the highest epoch seen.
 
+    Where `cancelled` turns true, it returns early and nothing is made sure: the caller must look too.
+
     Raises:
         LearnerAlive: another learner renewed its birth while watched, and `takeover` is false.
     """
     predecessor = Predecessor()
     link.subscribe(topics.learner, predecessor.on_birth)
     link.subscribe(topics.policy, predecessor.on_policy)
+    link.subscribe(topics.any_state, predecessor.on_state)
     time.sleep(RETAINED_WAIT_S)
     if predecessor.online and not takeover:
         _LOG.warning("a learner's birth is retained; watching up to %.0f s whether it is alive", watch_s)
@@ -114,43 +133,70 @@ def claim_fleet(
 
 
 class Presence:
-    """Publishes the learner's birth, renews it, and says goodbye.
+    """Publishes the learner's birth, renews it, and says goodbye; notices when another learner takes the fleet.
+
+    The `learner` topic is watched from the start. A birth of a later epoch (or of the same one with a later beat, where
+    two started in one second) that is not ours deposes this learner: from then on it publishes nothing, so that its
+    goodbye cannot hide the other's birth. An older one that overwrote ours is answered with a renewal.
 
     Args:
         link: connected link whose will is `gone_birth(birth)`.
         topics: of the fleet.
-        birth: what to say; `beat` is counted here.
+        birth: what to say; `beat` is counted here from the one given, which should be random.
     """
 
     def __init__(self, link: Link, topics: Topics, birth: LearnerBirth) -> None:
         self._link = link
         self._topics = topics
         self._birth = birth
-        self._next_s = 0.0
+        self._first_beat = birth.beat
+        self._next_s = float("inf")
         self._lock = threading.Lock()
-        link.on_connect(self.announce)
+        self._announced = self._left = False
+        self._deposed_by = 0
+        link.on_connect(self._again)
+        link.subscribe(topics.learner, self._on_birth)
 
     def announce(self) -> None:
-        """Publish the birth now; called again by the link after each reconnection."""
+        """Publish the birth now, unless this learner has left or another one serves the fleet."""
         with self._lock:
+            if self._left or self._deposed_by:
+                return
+            self._announced = True
             self._birth = dataclasses.replace(self._birth, beat=self._birth.beat + 1)
             payload = self._birth.encode()
             self._next_s = time.monotonic() + RENEW_PERIOD_S
         self._link.publish(self._topics.learner, payload, retain=True)
 
+    def check(self) -> None:
+        """Raise LearnerAlive where another learner has taken the fleet."""
+        if self._deposed_by:
+            raise LearnerAlive(
+                f"another learner (epoch {self._deposed_by}) has taken this fleet over",
+                hint="two learners need two fleets: choose another --fleet",
+            )
+
     def tick(self) -> None:
-        """Renew the birth when it is due."""
+        """Renew the birth when it is due.
+
+        Raises:
+            LearnerAlive: see `check`.
+        """
+        self.check()
         if time.monotonic() >= self._next_s:
             self.announce()
 
     def leave(self, *, clear: bool) -> None:
-        """Say that the learner is gone.
+        """Say that the learner is gone, once; nothing brings it back, a reconnection neither.
 
         Args:
             clear: also remove the retained birth and push, as a demo does; otherwise both stay for latecomers.
         """
         with self._lock:
-            self._next_s = float("inf")
+            if self._left or self._deposed_by or not self._announced:
+                self._left = True
+                return
+            self._left = True
             gone = gone_birth(self._birth)
         self._link.publish(self._topics.learner, gone, retain=True)
         if clear:
@@ -158,6 +204,27 @@ class Presence:
             self._link.publish(self._topics.policy, b"", retain=True)
             self._link.publish(self._topics.learner, b"", retain=True)
         self._link.flush(timeout_s=2.0)
+
+    def _again(self) -> None:
+        if self._announced:
+            self.announce()
+
+    def _on_birth(self, message: Message) -> None:
+        if not message.payload:
+            return
+        try:
+            other = LearnerBirth.decode(message.payload)
+        except QuarlError:
+            return
+        with self._lock:
+            own = self._birth
+            if other.epoch == own.epoch and self._first_beat <= other.beat <= own.beat:
+                return
+            later = (_believable(other.epoch), other.beat) > (own.epoch, own.beat)
+            if later and other.status == "online":
+                self._deposed_by = other.epoch
+            elif self._announced and not self._left:
+                self._next_s = 0.0
 
 
 def gone_birth(birth: LearnerBirth) -> bytes:

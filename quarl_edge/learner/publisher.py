@@ -60,6 +60,7 @@ class PolicyPublisher:
         self._key = key
         self._epoch = epoch
         self._latest: bytes = b""
+        self._owed = False
         link.on_connect(self._republish)
 
     def prepare(
@@ -121,11 +122,26 @@ class PolicyPublisher:
         """Send a prepared policy out; it is retained, and sent again after a reconnection.
 
         Returns:
-            Whether the link took it now.
+            Whether the link took it now; if not, `retry` sends it unless a later one comes first.
         """
         self._latest = pushed.payload
-        return self._link.publish(self._topics.policy, pushed.payload, retain=True)
+        return self._send()
+
+    def retry(self) -> bool:
+        """Send the latest policy if the link has not taken it yet; return whether it took it now."""
+        return self._owed and self._send()
+
+    def retire(self) -> None:
+        """Publish nothing any more, after a reconnection neither."""
+        self._latest, self._owed = b"", False
+
+    def _send(self) -> bool:
+        latest = self._latest
+        if not latest:
+            return False
+        taken = self._link.publish(self._topics.policy, latest, retain=True)
+        self._owed = not taken
+        return taken
 
     def _republish(self) -> None:
-        if self._latest:
-            self._link.publish(self._topics.policy, self._latest, retain=True)
+        self._send()

@@ -12,9 +12,11 @@ from quarl_device.link import Link, Message
 from quarl_device.wire.messages import DeviceState, Telemetry
 from quarl_device.wire.topics import Topics
 from quarl_edge.ingest.ingest import Ingest
+from quarl_edge.ingest.sessions import Verdict
 
 _LOG = logging.getLogger(__name__)
 _MAX_DEVICES = 4_096
+_LOGGED_REFUSALS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,10 @@ class Receiver:
         link: to the broker.
         topics: of the fleet.
         ingest: thread-safe; validates, journals, inserts.
+
+    Attributes:
+        last_stored_s: monotonic time at which a block was stored last, at first that of the start.
+        contributors: (device, boot id) of every life whose blocks were stored.
     """
 
     def __init__(self, link: Link, topics: Topics, ingest: Ingest) -> None:
@@ -46,8 +52,9 @@ class Receiver:
         self._arrived = threading.Condition()
         self._arrivals = 0
         self._actors: dict[str, ActorView] = {}
-        self._refused_states = 0
-        self.last_arrival_s = time.monotonic()
+        self._refused = 0
+        self.last_stored_s = time.monotonic()
+        self.contributors: set[tuple[str, str]] = set()
 
     def listen(self) -> None:
         """Subscribe; from now on experience is taken."""
@@ -77,15 +84,28 @@ class Receiver:
         return self._arrivals
 
     @property
+    def blocked(self) -> str:
+        """Why no block can be stored (a full disk), "" while they can."""
+        return self._ingest.blocked
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Blocks that did not hold, by error code."""
+        return {str(code): count for code, count in self._ingest.refused.items()}
+
+    @property
     def actors(self) -> dict[str, ActorView]:
         """Devices whose last word was a birth, by name."""
         return {name: view for name, view in list(self._actors.items()) if view.state.status == "online"}
 
     def _on_experience(self, message: Message) -> None:
-        self._ingest.offer(self._topics.device_of(message.topic), message.payload)
+        device = self._topics.device_of(message.topic)
+        verdict = self._ingest.offer(device, message.payload)
         with self._arrived:
             self._arrivals += 1
-            self.last_arrival_s = time.monotonic()
+            if verdict is Verdict.ACCEPT:
+                self.last_stored_s = time.monotonic()
+                self.contributors.add((device, self._ingest.sessions.boot_id(device)))
             self._arrived.notify_all()
         self.send_acks()
 
@@ -97,22 +117,43 @@ class Receiver:
         try:
             state = DeviceState.decode(message.payload)
         except QuarlError as error:
-            self._refused_states += 1
-            _LOG.warning("state of %s refused: %s", device, error)
+            self._refuse(device, str(error))
             return
         if state.device != device:
-            _LOG.warning("state of %s refused: it names %s", device, state.device)
-            return
-        if device not in self._actors and len(self._actors) >= _MAX_DEVICES:
-            _LOG.warning("state of %s refused: %d devices are known already", device, _MAX_DEVICES)
+            self._refuse(device, f"it names {state.device}")
             return
         known = self._actors.get(device)
-        self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known else None)
+        if known is None and not self._make_room():
+            self._refuse(device, f"{_MAX_DEVICES} devices are known already")
+            return
         if state.status == "online":
-            self._ingest.opened(device, state.boot_id)
-            self.send_acks()
-        else:
+            self._born(device, state, known)
+        elif known is None or known.state.boot_id == state.boot_id:
+            # The late word of an earlier life says nothing about this one.
+            self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known else None)
             self._ingest.closed(device)
+
+    def _born(self, device: str, state: DeviceState, known: ActorView | None) -> None:
+        if not self._ingest.opened(device, state.boot_id):
+            return
+        same = known is not None and known.state.boot_id == state.boot_id
+        self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known and same else None)
+        self.send_acks()
+
+    def _make_room(self) -> bool:
+        """Say whether one more device can be known, forgetting one that is gone where that is needed."""
+        if len(self._actors) >= _MAX_DEVICES:
+            gone = next((name for name, view in self._actors.items() if view.state.status == "gone"), None)
+            if gone is None:
+                return False
+            del self._actors[gone]
+        return True
+
+    def _refuse(self, device: str, reason: str) -> None:
+        self._refused += 1
+        if self._refused <= _LOGGED_REFUSALS:
+            last = "; no more of these are logged" if self._refused == _LOGGED_REFUSALS else ""
+            _LOG.warning("state or telemetry of %s refused: %s%s", device, reason, last)
 
     def _on_telemetry(self, message: Message) -> None:
         device = self._topics.device_of(message.topic)
@@ -122,6 +163,8 @@ class Receiver:
         try:
             telemetry = Telemetry.decode(message.payload)
         except QuarlError as error:
-            _LOG.warning("telemetry of %s refused: %s", device, error)
+            self._refuse(device, str(error))
+            return
+        if telemetry.boot_id != known.state.boot_id:
             return
         self._actors[device] = ActorView(state=known.state, telemetry=telemetry)

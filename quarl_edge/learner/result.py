@@ -28,14 +28,20 @@ class TrainResult:
         session_updates: of these, in this session.
         pushes: policies published in this session.
         train_s: first push (before the first environment step) to the last update, everything included.
-        prepare_ms_p50: variables read to signed bytes, median over this session's pushes.
-        push_ms_p50: variables read to ready for an actor's next step, median over actors; `None` when none told.
-        actor_act_us_p50: median inference latency told by actors; `None` when none told.
-        best: best judged policy, `None` before the first judgement.
+        actor_steps_per_s: environment steps of this session up to its last update, over `train_s`.
+        prepare_ms_p50: variables read to signed bytes, median over this session's pushes; `None` without any.
+        push_ms_p50: variables read to ready for an actor's next step, median over the actors of this machine, which
+            share its clock; `None` when none told.
+        actor_act_us_p50: median inference latency told by the same actors; `None` when none told.
+        best: best judged policy of the run, `None` before the first judgement.
+        judgements: policies judged in this session, all on the same start seeds.
+        last_return_mean: of the last of them, `None` without any.
+        resumable: whether the run has a checkpoint.
         devices: highest number of actors online at once.
         samples_per_insert: actual ratio over this session.
         audited: pushes compared with a real conversion.
         audit_failures: of these, how many differed.
+        ingest_refused: blocks that did not hold, by error code.
     """
 
     reason: StopReason
@@ -45,12 +51,44 @@ class TrainResult:
     session_updates: int
     pushes: int
     train_s: float
-    prepare_ms_p50: float
+    actor_steps_per_s: float = 0.0
+    prepare_ms_p50: float | None
     push_ms_p50: float | None
     actor_act_us_p50: float | None
     best: Judged | None
+    judgements: int = 0
+    last_return_mean: float | None = None
+    resumable: bool = True
     devices: int
     samples_per_insert: float
     audited: int
     audit_failures: int = 0
-    refused: dict[int, int] = field(default_factory=dict)
+    ingest_refused: dict[str, int] = field(default_factory=dict)
+
+
+def nothing_happened(*, env_steps: int, updates: int, best: Judged | None, resumable: bool) -> TrainResult:
+    """Return the result of a session that was asked to stop before it began.
+
+    Args:
+        env_steps: of the run so far.
+        updates: of the run so far.
+        best: of the run so far.
+        resumable: whether the run has a checkpoint.
+    """
+    return TrainResult(
+        reason=StopReason.INTERRUPTED,
+        env_steps=env_steps,
+        session_env_steps=0,
+        updates=updates,
+        session_updates=0,
+        pushes=0,
+        train_s=0.0,
+        prepare_ms_p50=None,
+        push_ms_p50=None,
+        actor_act_us_p50=None,
+        best=best,
+        resumable=resumable,
+        devices=0,
+        samples_per_insert=0.0,
+        audited=0,
+    )

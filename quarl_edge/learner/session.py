@@ -7,6 +7,7 @@ The order matters: what can fail fast comes first (environment, broker, another 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,17 +27,17 @@ from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.dqn import Dqn
-from quarl_edge.learner.keeper import Keeper, judged_from_json
+from quarl_edge.learner.keeper import Keeper, better, judged_from_json, kept_judgement
 from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink
 from quarl_edge.learner.normalization import NormalizerPlan
 from quarl_edge.learner.presence import Presence, claim_fleet, gone_birth, next_epoch
 from quarl_edge.learner.publisher import PolicyPublisher
 from quarl_edge.learner.receiver import Receiver
-from quarl_edge.learner.result import TrainResult
+from quarl_edge.learner.result import TrainResult, nothing_happened
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.actors import ActorProcesses
-from quarl_edge.local.evaluator import Evaluator
+from quarl_edge.local.evaluator import Evaluator, Judged
 from quarl_edge.progress import Progress
 from quarl_edge.runs import RunDirectory
 from quarl_edge.task import look_at
@@ -115,6 +116,9 @@ class Session:
             QuarlError: see `TrainingLoop.run`, `claim_fleet` and `Template.from_model`.
         """
         epoch = self._claim()
+        if self._stop.requested:
+            # Cut short, the watch has not shown that no other learner serves the fleet.
+            return self._nothing_happened()
         birth = self._birth(epoch)
         with contextlib.ExitStack() as stack:
             if actors is not None:
@@ -123,29 +127,38 @@ class Session:
                 stack.callback(actors.stop)
             evaluator = Evaluator(episodes=self._config.evaluate_episodes, seed=self._config.evaluate_seed)
             stack.callback(evaluator.close)
-            algorithm, template, auditor = self._build(stack)
-            link = stack.enter_context(self._connected(gone_birth(birth)))
+            normalizer = NormalizerPlan(self._config, self._observation)
+            algorithm, template, auditor = self._build(stack, normalizer)
+            # Opened before the link and closed after it: whatever comes in has a journal to go to.
             ingest = Ingest.open(self._config, self._block_spec(), self._run.journal, epoch=epoch)
             stack.callback(ingest.close)
             self._restore_experience(ingest)
+            keeper = self._keeper(ingest, template, epoch)
+            if self._stop.requested:
+                return self._nothing_happened()
+            link = stack.enter_context(self._connected(gone_birth(birth)))
             presence = Presence(link, self._topics, birth)
             stack.callback(presence.leave, clear=self._fleet.clear)
+            publisher = PolicyPublisher(template, link=link, topics=self._topics, key=self._fleet.key, epoch=epoch)
+            stack.callback(publisher.retire)
             receiver = Receiver(link, self._topics, ingest)
             receiver.listen()
+            # Building took a while: another learner may have claimed the fleet meanwhile.
+            link.flush(timeout_s=_CONNECT_TIMEOUT_S)
+            presence.check()
             presence.announce()
-            keeper = self._keeper(ingest, template, epoch)
             parts = Parts(
                 config=self._config,
                 algorithm=algorithm,
                 replay=ingest.replay,
                 limiter=ingest.limiter,
                 receiver=receiver,
-                publisher=PolicyPublisher(template, link=link, topics=self._topics, key=self._fleet.key, epoch=epoch),
+                publisher=publisher,
                 presence=presence,
                 evaluator=evaluator,
                 auditor=auditor,
                 keeper=keeper,
-                normalizer=self._normalizer(algorithm.policy),
+                normalizer=normalizer,
                 metrics=self._metrics,
                 progress=self._progress,
                 stop=self._stop,
@@ -166,9 +179,11 @@ class Session:
 
     @contextlib.contextmanager
     def _connected(self, last_words: bytes | None) -> Iterator[PahoLink]:
-        url = self._fleet.url
+        # A broker throws the older of two clients with one id off: an account may serve several learners, so the id is
+        # not the user. 23 bytes are what every broker takes.
+        client_id = f"{LEARNER_NAME}-{secrets.token_hex(6)}"
         will = None if last_words is None else Will(topic=self._topics.learner, payload=last_words, retain=True)
-        link = PahoLink(url, client_id=url.user or LEARNER_NAME, password=self._fleet.password, will=will)
+        link = PahoLink(self._fleet.url, client_id=client_id, password=self._fleet.password, will=will)
         link.connect(timeout_s=_CONNECT_TIMEOUT_S)
         try:
             yield link
@@ -181,7 +196,8 @@ class Session:
             status="online",
             epoch=epoch,
             wire=WIRE_VERSION,
-            beat=0,
+            # Where two learners start in one second, their beats tell them apart.
+            beat=secrets.randbelow(2**31),
             env_id=config.env_id,
             env_kwargs={},
             algorithm=config.algorithm,
@@ -206,15 +222,17 @@ class Session:
             quantization=quantization,
         )
 
-    def _build(self, stack: contextlib.ExitStack) -> tuple[Algorithm, Template, Auditor]:
+    def _build(self, stack: contextlib.ExitStack, normalizer: NormalizerPlan) -> tuple[Algorithm, Template, Auditor]:
         config = self._config
         self._progress.note("building the network and its int8 template")
         policy = QatPolicy(self._network(), seed=config.seed, normalize=True)
         if self._checkpoint is None:
-            self._normalizer(policy)
+            normalizer.begin(policy)
         algorithm: Algorithm = Dqn(config, policy)
         if self._checkpoint is not None:
             algorithm.restore(self._checkpoint.arrays["algorithm"])
+            if self._checkpoint.state["progression"]["normalizer_version"]:
+                normalizer.pending = False
         template = Template.from_model(policy, self._contract(), self._golden)
         if len(template.data) > MAX_INLINE_PUSH_BYTES - 4_096:
             raise UsageError(
@@ -225,7 +243,7 @@ class Session:
         auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)
         snapshot = policy.snapshot()
-        auditor.record(audit(policy.spec, snapshot, template.patch(snapshot)))
+        auditor.require(audit(policy.spec, snapshot, template.patch(snapshot)))
         algorithm.compile()
         return algorithm, template, auditor
 
@@ -240,16 +258,7 @@ class Session:
             action=self._action,
         )
 
-    def _normalizer(self, policy: QatPolicy) -> NormalizerPlan:
-        plan = NormalizerPlan(self._config, self._observation)
-        if self._checkpoint is None:
-            plan.begin(policy)
-        elif self._checkpoint.state["progression"]["normalizer_version"]:
-            plan.pending = False
-        return plan
-
     def _keeper(self, ingest: Ingest, template: Template, epoch: int) -> Keeper:
-        state = {} if self._checkpoint is None else self._checkpoint.state
         return Keeper(
             self._run,
             spec=self._network(),
@@ -259,7 +268,24 @@ class Session:
             replay=ingest.replay,
             epoch=epoch,
             seed=self._config.seed,
-            best=judged_from_json(state.get("best")),
+            best=self._best_so_far(),
+        )
+
+    def _best_so_far(self) -> Judged | None:
+        if self._checkpoint is None:
+            return None
+        best = judged_from_json(self._checkpoint.state.get("best"))
+        # Lockstep judges everything after the checkpoint again. Otherwise a killed learner may have kept a better
+        # policy since; a worse one must not take its place.
+        return best if self._config.lockstep else better(best, kept_judgement(self._run.policy))
+
+    def _nothing_happened(self) -> TrainResult:
+        state = {} if self._checkpoint is None else self._checkpoint.state
+        return nothing_happened(
+            env_steps=int(state.get("env_steps", 0)),
+            updates=int(state["progression"]["updates"]) if state else 0,
+            best=self._best_so_far(),
+            resumable=self._checkpoint is not None,
         )
 
     def _restore_experience(self, ingest: Ingest) -> None:
@@ -275,7 +301,7 @@ class Session:
         # Lockstep makes the rounds after the checkpoint again; otherwise nothing that was stored is thrown away.
         ingest.rebuild(until=int(state["journal_position"]) if self._config.lockstep else None)
         ingest.replay.set_random_state(state["replay"])
-        ingest.limiter.restore_samples(int(state["limiter"]["samples"]))
+        ingest.limiter.restore_samples(int(state["samples"]))
 
     def _progression(self) -> Progression:
         if self._checkpoint is None:

@@ -44,8 +44,9 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
         self._event.set()
-        # The next signal meets the default action and ends the process at once.
-        signal.signal(number, signal.SIG_DFL)
+        # The next signal of any kind meets the default action and ends the process at once.
+        for each in self._previous:
+            signal.signal(each, signal.SIG_DFL)
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write("quarl-edge: ending cleanly, which may take some seconds; once more ends at once\n")
 

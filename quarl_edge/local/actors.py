@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -11,12 +12,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from quarl_device.errors import ActorFailed
 
 _LOG = logging.getLogger(__name__)
 _MAX_RESTARTS = 3
 _RESTART_WINDOW_S = 60.0
+_RETURN_S = 1.0
+_KILL_WAIT_S = 5.0
 _STDERR_TAIL_BYTES = 2_000
 
 
@@ -38,21 +42,31 @@ class ActorCommand:
 class ActorProcesses:
     """A few actor processes, started together and ended together.
 
+    One that ends is started again. One that ends well (the learner's connection broke, and the broker said that the
+    learner is gone) comes back after a second; one that fails more than three times within a minute is given up.
+
     Args:
         commands: one per actor.
         log_dir: where each actor's stderr goes, `<name>.log`.
+
+    Attributes:
+        restarts: how often any of them was started again.
     """
 
     def __init__(self, commands: Sequence[ActorCommand], *, log_dir: Path) -> None:
         self._commands = {command.name: command for command in commands}
         self._log_dir = log_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._restarts: dict[str, deque[float]] = {name: deque() for name in self._commands}
+        self._failures: dict[str, deque[float]] = {name: deque() for name in self._commands}
+        self._spawned_s: dict[str, float] = {}
         self.restarts = 0
 
     def start(self) -> None:
-        """Start all of them; returns at once."""
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        """Start all of them; returns at once.
+
+        Raises:
+            ActorFailed: the system refuses to start one.
+        """
         for name in self._commands:
             self._spawn(name)
 
@@ -60,26 +74,35 @@ class ActorProcesses:
         """Restart what ended by itself.
 
         Raises:
-            ActorFailed: one ended more than three times within a minute.
+            ActorFailed: one failed more than three times within a minute, or cannot be started.
         """
         for name, process in list(self._processes.items()):
             status = process.poll()
-            if status is None:
+            if status is None or (status == 0 and time.monotonic() - self._spawned_s[name] < _RETURN_S):
                 continue
-            now = time.monotonic()
-            times = self._restarts[name]
-            while times and now - times[0] > _RESTART_WINDOW_S:
-                times.popleft()
-            if len(times) >= _MAX_RESTARTS:
-                raise ActorFailed(
-                    f"actor {name} ended {len(times) + 1} times in {_RESTART_WINDOW_S:.0f} s, last with {status}: "
-                    f"{self._last_words(name)}",
-                    hint=f"its log is {self._log_path(name)}",
-                )
-            times.append(now)
+            if status != 0:
+                self._count_failure(name, status)
             self.restarts += 1
             _LOG.warning("actor %s ended with status %s; starting it again", name, status)
             self._spawn(name)
+
+    def _count_failure(self, name: str, status: int) -> None:
+        now = time.monotonic()
+        times = self._failures[name]
+        while times and now - times[0] > _RESTART_WINDOW_S:
+            times.popleft()
+        if len(times) >= _MAX_RESTARTS:
+            raise ActorFailed(
+                f"actor {name} ended {len(times) + 1} times in {_RESTART_WINDOW_S:.0f} s, last with {status}: "
+                f"{self._last_words(name)}",
+                hint=f"its log is {self._log_path(name)}",
+            )
+        times.append(now)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Device names of all of them."""
+        return tuple(self._commands)
 
     @property
     def alive(self) -> int:
@@ -98,22 +121,30 @@ class ActorProcesses:
             except subprocess.TimeoutExpired:
                 _LOG.warning("actor %s did not end within %.0f s; killed", name, timeout_s)
                 process.kill()
-                process.wait(timeout_s)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILL_WAIT_S)
         self._processes.clear()
 
     def _spawn(self, name: str) -> None:
-        command = self._commands[name]
-        with self._log_path(name).open("ab") as log:
+        self._spawned_s[name] = time.monotonic()
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            with self._log_path(name).open("ab") as log:
+                self._processes[name] = self._popen(self._commands[name], log)
+        except OSError as cause:
+            raise ActorFailed(f"actor {name} cannot be started: {cause}", hint="free space, memory or files") from cause
+
+    def _popen(self, command: ActorCommand, log: BinaryIO) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             # A child of ours must see exactly our interpreter and packages: the module, not a script on the PATH.
-            self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "quarl_device.cli", "run", *command.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **command.environment},
-                # Ctrl-C at the terminal goes to the learner alone, which then ends its actors in order.
-                start_new_session=True,
-            )
+            [sys.executable, "-m", "quarl_device.cli", "run", *command.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **command.environment},
+            # Ctrl-C at the terminal goes to the learner alone, which then ends its actors in order.
+            start_new_session=True,
+        )
 
     def _log_path(self, name: str) -> Path:
         return self._log_dir / f"{name}.log"

@@ -7,11 +7,11 @@ import functools
 import logging
 import multiprocessing
 import signal
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
-from quarl_device.errors import QuarlError
+from quarl_device.errors import ModelError, QuarlError
 from quarl_device.evaluate import Evaluation, evaluate
 from quarl_device.policy_file import GoldenVectors, read_policy
 
@@ -75,25 +75,30 @@ class Evaluator:
         """Return the finished evaluation, if any, waiting at most `timeout_s`.
 
         Raises:
-            QuarlError: the file could not be played.
+            QuarlError: the file could not be played; a ModelError for whatever the runtime or environment threw.
         """
         if self._running is None:
             return None
         version, env_steps, future = self._running
-        try:
-            result = future.result(timeout_s)
-        except TimeoutError:
+        wait([future], timeout_s)
+        if not future.done():
             return None
-        except BrokenProcessPool:
-            self._running = None
+        self._running = None
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool):
             _LOG.warning("policy version %d was not judged", version)
             self._replace_pool()
             return None
-        except QuarlError:
+        if error is not None:
+            raise error if isinstance(error, QuarlError) else ModelError(f"judging failed: {error!r}") from error
+        return Judged(version=version, env_steps=env_steps, result=future.result())
+
+    def cancel(self) -> None:
+        """Give up what is being judged."""
+        if self._running is not None:
             self._running = None
-            raise
-        self._running = None
-        return Judged(version=version, env_steps=env_steps, result=result)
+            self._kill()
+            self._replace_pool()
 
     @property
     def busy(self) -> bool:
@@ -101,15 +106,18 @@ class Evaluator:
         return self._running is not None
 
     def _replace_pool(self) -> None:
-        _LOG.warning("the evaluator process ended by itself; starting another")
-        self._pool.shutdown(wait=False)
+        _LOG.warning("the evaluator process has ended; starting another")
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = _new_pool()
 
     def close(self) -> None:
         """End the evaluator process; an unfinished evaluation is dropped."""
-        for process in list((self._pool._processes or {}).values()):
-            process.terminate()
+        self._kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _kill(self) -> None:
+        for process in list((self._pool._processes or {}).values()):
+            process.kill()
 
 
 def _new_pool() -> ProcessPoolExecutor:

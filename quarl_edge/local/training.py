@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quarl_device.errors import QuarlError
@@ -30,59 +30,78 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerAccess:
-    """A broker and the passwords of who talks to it from this machine.
+    """A broker, and how the learner and the actors of this machine log in.
 
     Attributes:
-        host_port: "host:port", or "host".
-        scheme: "mqtt" or "mqtts".
+        url: as the learner uses it, its user included.
         passwords: by user; a user that is missing connects without one.
-        embedded: whether the broker is ours and ends with the run.
+        actors: device names of the local actors.
+        embedded: whether the broker is ours and ends with the run. Ours knows every actor by name; on the user's own
+            they log in as the learner does.
     """
 
-    host_port: str
-    scheme: str
-    passwords: dict[str, str]
+    url: BrokerURL
+    passwords: Mapping[str, str]
+    actors: tuple[str, ...]
     embedded: bool
 
-    def url(self, user: str) -> str:
-        """Return the URL for `user`."""
-        return f"{self.scheme}://{user}@{self.host_port}"
+    @property
+    def password(self) -> str | None:
+        """The learner's."""
+        return self.passwords.get(self.url.user)
+
+    def actor_url(self, name: str) -> BrokerURL:
+        """Return the URL for local actor `name`."""
+        return replace(self.url, user=name) if self.embedded else self.url
+
+    def join_hint(self, fleet: str) -> str:
+        """Return the command by which a device elsewhere joins, under a user of its own."""
+        user = "NAME" if self.url.user else ""
+        return f"quarl-device run --broker {replace(self.url, user=user)} --fleet {fleet} --id NAME"
 
 
-def actor_names(count: int) -> list[str]:
-    """Return the device names of local actors."""
-    return [f"actor-{index}" for index in range(count)]
+def actor_names(count: int, *, fleet: str = "") -> tuple[str, ...]:
+    """Return the device names of local actors.
+
+    Args:
+        count: how many.
+        fleet: on a broker that other fleets may use too, where a device's name is its MQTT client id as well.
+    """
+    suffix = f"-{fleet[:40]}".rstrip("-") if fleet else ""
+    return tuple(f"actor-{index}{suffix}" for index in range(count))
 
 
 @contextlib.contextmanager
-def open_broker(broker: str, *, actors: int, password: str | None, log_dir: Path) -> Iterator[BrokerAccess]:
+def open_broker(broker: str, *, fleet: str, actors: int, password: str | None, log_dir: Path) -> Iterator[BrokerAccess]:
     """Start the embedded broker, or point at the user's own.
 
     Args:
         broker: "embedded" or a URL.
-        actors: how many local actors need an account.
-        password: for a broker of the user's.
+        fleet: that it will carry.
+        actors: how many local actors there will be.
+        password: of the URL's user, for a broker of the user's.
         log_dir: where the embedded broker logs.
 
     Raises:
         UsageError: a bad URL.
         BrokerStartFailed: the embedded broker did not come up.
     """
-    if broker != "embedded":
-        url = BrokerURL.parse(broker)
-        names = [url.user or LEARNER_NAME, *actor_names(actors)]
-        passwords = dict.fromkeys(names, password) if password else {}
-        yield BrokerAccess(
-            host_port=f"{url.host}:{url.port}",
-            scheme="mqtts" if url.tls else "mqtt",
-            passwords={name: word for name, word in passwords.items() if word},
-            embedded=False,
-        )
+    if broker == "embedded":
+        names = actor_names(actors)
+        words = {name: secrets.token_urlsafe(24) for name in (LEARNER_NAME, *names)}
+        with EmbeddedBroker(words, log_dir=log_dir) as started:
+            url = replace(BrokerURL.parse(started.url), user=LEARNER_NAME)
+            yield BrokerAccess(url=url, passwords=words, actors=names, embedded=True)
         return
-    passwords = {name: secrets.token_urlsafe(24) for name in [LEARNER_NAME, *actor_names(actors)]}
-    with EmbeddedBroker(passwords, log_dir=log_dir) as started:
-        url = BrokerURL.parse(started.url)
-        yield BrokerAccess(host_port=f"{url.host}:{url.port}", scheme="mqtt", passwords=passwords, embedded=True)
+    url = BrokerURL.parse(broker)
+    if password and not url.user:
+        url = replace(url, user=LEARNER_NAME)
+    yield BrokerAccess(
+        url=url,
+        passwords={url.user: password} if password else {},
+        actors=actor_names(actors, fleet=fleet),
+        embedded=False,
+    )
 
 
 def run_training(
@@ -118,14 +137,13 @@ def run_training(
     checkpoint = load_latest(run.checkpoints) if resume else None
     metrics = TensorBoard(run.tensorboard)
     try:
-        with open_broker(broker, actors=config.actors, password=password, log_dir=run.logs) as access:
-            user = LEARNER_NAME if access.embedded else (BrokerURL.parse(broker).user or LEARNER_NAME)
+        with open_broker(broker, fleet=fleet, actors=config.actors, password=password, log_dir=run.logs) as access:
             session = Session(
                 config,
                 run,
                 Fleet(
-                    url=BrokerURL.parse(access.url(user)),
-                    password=access.passwords.get(user),
+                    url=access.url,
+                    password=access.password,
                     name=fleet,
                     key=key,
                     takeover=takeover,
@@ -137,9 +155,7 @@ def run_training(
                 checkpoint=checkpoint,
             )
             if not access.embedded:
-                progress.note(
-                    f"actors elsewhere join with: quarl-device run --broker {broker} --fleet {fleet} --id NAME"
-                )
+                progress.note(f"actors elsewhere join with: {access.join_hint(fleet)}")
             actors = _local_actors(config, run, access, fleet=fleet, key=key)
             return session.train(actors)
     finally:
@@ -152,16 +168,16 @@ def _local_actors(
     # Written for actors elsewhere too: a person copies it to a board for --learner-key.
     public_key = run.path / "learner.pub"
     write_atomic(public_key, f"{key.public.hex}\n".encode(), error=QuarlError, what="the learner's public key")
-    if not config.actors:
+    if not access.actors:
         return None
     commands = []
-    for index, name in enumerate(actor_names(config.actors)):
-        arguments = ["--broker", access.url(name), "--fleet", fleet, "--id", name, "--index", str(index)]
+    for index, name in enumerate(access.actors):
+        url = access.actor_url(name)
+        arguments = ["--broker", str(url), "--fleet", fleet, "--id", name, "--index", str(index)]
         arguments += ["--envs", str(config.envs_per_actor), "--learner-key", str(public_key)]
         arguments += ["--exit-when-gone", "--die-with-parent", "--quiet"]
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        password = access.passwords.get(name)
         # An empty variable keeps a password that is meant for the learner away from an actor that has none.
-        environment[PASSWORD_VARIABLE] = password or ""
+        environment[PASSWORD_VARIABLE] = access.passwords.get(url.user, "")
         commands.append(ActorCommand(name=name, arguments=arguments, environment=environment))
     return ActorProcesses(commands, log_dir=run.logs)

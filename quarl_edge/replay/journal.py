@@ -129,6 +129,8 @@ class Journal:
         Raises:
             JournalError: the disk refuses, naming the directory; the journal is as it was before.
         """
+        if self._lock < 0:
+            raise JournalError(f"journal {self._directory} is closed")
         if self._file < 0 or self._size >= self._segment_bytes:
             self._rotate()
         name = device.encode()

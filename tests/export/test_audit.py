@@ -135,3 +135,11 @@ def test_real_child_process(patcher, spec):
     child.close()
     assert (result.version, result.identical, result.failed) == (7, True, False)
     assert result.seconds > 0
+
+
+def test_child_that_never_answers_is_killed_at_the_deadline():
+    child = AuditChild(SPEC, command=(sys.executable, "-c", "import time; time.sleep(600)"), answer_timeout_s=0.3)
+    assert child.submit(7, SNAPSHOT, b"x")
+    (result,) = results_of(child, 1)
+    assert (result.version, result.failed) == (7, True)
+    child.close()

@@ -113,3 +113,12 @@ def test_a_checkpoint_of_another_network_is_refused():
     arrays.pop("updates")
     with pytest.raises(CheckpointError, match="updates"):
         algorithm.restore(arrays)
+
+
+def test_a_normaliser_from_data_reaches_the_target_network_at_once():
+    algorithm = Dqn(config(), policy())
+    algorithm.set_normalizer(np.float32([1, 2, 3]), np.float32([0.5, 0.25, 4]))
+    arrays = algorithm.arrays()
+    for wanted in ([1, 2, 3], [0.5, 0.25, 4]):
+        holders = [name.split("/")[0] for name, value in arrays.items() if np.array_equal(value, np.float32(wanted))]
+        assert sorted(holders) == ["online", "target"]

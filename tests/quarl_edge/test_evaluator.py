@@ -1,11 +1,12 @@
 """Judging in a process of its own: the same returns as here, one at a time, latest wins."""
 
 import dataclasses
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from quarl_device.errors import SelfTestError
+from quarl_device.errors import ModelError, SelfTestError
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.local.evaluator import Evaluator
@@ -62,3 +63,28 @@ def test_a_judge_that_dies_is_replaced():
         assert judged.version == 2
     finally:
         made.close()
+
+
+def test_one_that_takes_too_long_is_given_up_and_the_next_one_is_judged(evaluator):
+    made = Evaluator(episodes=10_000, seed=0)
+    try:
+        assert made.submit(FILE.data, FILE.golden, version=1, env_steps=0)
+        assert made.poll(timeout_s=0.1) is None
+        assert made.busy
+        made.cancel()
+        assert not made.busy
+        assert made.submit(FILE.data, FILE.golden, version=2, env_steps=0)
+        made.cancel()
+        made.cancel()
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("thrown", [TimeoutError("of its own"), ZeroDivisionError("in the environment")])
+def test_whatever_is_thrown_while_judging_is_one_kind_of_error(evaluator, thrown):
+    done = Future()
+    done.set_exception(thrown)
+    evaluator._running = (9, 0, done)
+    with pytest.raises(ModelError, match=type(thrown).__name__):
+        evaluator.poll()
+    assert not evaluator.busy

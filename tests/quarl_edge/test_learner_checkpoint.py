@@ -76,11 +76,13 @@ def test_newest_is_by_number_not_by_text(tmp_path):
     assert load_latest(tmp_path).state["updates"] == 2
 
 
-def test_one_of_the_same_name_is_replaced(tmp_path):
-    save_checkpoint(tmp_path, example(1), env_steps=7)
-    save_checkpoint(tmp_path, example(2), env_steps=7)
-    assert [p.name for p in tmp_path.iterdir()] == ["ckpt-000000000007"]
-    assert load_latest(tmp_path).state["updates"] == 2
+def test_a_second_one_of_the_same_step_comes_after_the_first_which_stays_whole(tmp_path):
+    for number in range(1, 13):
+        save_checkpoint(tmp_path, example(number), env_steps=7)
+        assert load_latest(tmp_path).state["updates"] == number
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ckpt-000000000007.10", "ckpt-000000000007.11"]
+    save_checkpoint(tmp_path, example(20), env_steps=8)
+    assert load_latest(tmp_path).state["updates"] == 20
 
 
 def test_unfinished_ones_are_never_taken_and_are_cleared_away(tmp_path):
@@ -121,7 +123,7 @@ def test_a_damaged_part_is_named(tmp_path, part, damage):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "parts": {}}', "\xff"]
+    "text", ["", "{", "[]", "{}", '{"schema": 3}', '{"schema": 2}', '{"schema": 2, "parts": {}}', "\xff"]
 )
 def test_a_damaged_manifest_is_refused(tmp_path, text):
     path = save_checkpoint(tmp_path, example(), env_steps=1)

@@ -79,3 +79,24 @@ def test_a_secret_goes_by_environment_and_never_by_argument(tmp_path, monkeypatc
     ActorProcesses([command], log_dir=tmp_path).start()
     assert "s3cret" not in " ".join(seen["command"])
     assert seen["env"]["QUARL_MQTT_PASSWORD"] == "s3cret"
+
+
+def test_an_actor_that_ends_well_comes_back_and_is_never_given_up(tmp_path, as_python, monkeypatch):
+    monkeypatch.setattr(module, "_RETURN_S", 0.05)
+    group = processes(tmp_path, "pass")
+    group.start()
+    deadline = time.monotonic() + 30
+    while group.restarts < 5 and time.monotonic() < deadline:
+        group.check()
+        time.sleep(0.01)
+    assert group.restarts >= 5
+    group.stop()
+
+
+def test_what_the_system_refuses_to_start_is_a_clear_error(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(module.subprocess, "Popen", refuse)
+    with pytest.raises(ActorFailed, match="actor-0 cannot be started.*memory"):
+        processes(tmp_path, "pass").start()

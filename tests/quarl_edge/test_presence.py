@@ -13,7 +13,7 @@ from quarl_device.errors import LearnerAlive
 from quarl_device.link import Message
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.wire.keys import LearnerKey
-from quarl_device.wire.messages import LearnerBirth
+from quarl_device.wire.messages import DeviceState, LearnerBirth
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner import presence as module
 from quarl_edge.learner.presence import Predecessor, Presence, claim_fleet, gone_birth, next_epoch
@@ -178,3 +178,94 @@ def test_a_retained_push_of_a_dead_learner_counts_for_the_epoch(broker):
         TOPICS.policy, encode_push(header, policy, LearnerKey.generate().sign), retain=True
     )
     assert claim_fleet(connected(broker), TOPICS, takeover=False, cancelled=lambda: False) == 4_242
+
+
+def test_w8_a_device_that_runs_a_later_epoch_counts_for_the_epoch(broker):
+    state = DeviceState(status="online", device="pi", boot_id="ab" * 8, epoch=8_000)
+    connected(broker, "pi").publish(TOPICS.state("pi"), state.encode(), retain=True)
+    assert claim_fleet(connected(broker), TOPICS, takeover=False, cancelled=lambda: False) == 8_000
+
+
+def test_w8_one_absurd_epoch_does_not_hide_the_believable_ones(broker):
+    for name, epoch in (("a", 2**32 - 1), ("b", 600)):
+        state = DeviceState(status="online", device=name, boot_id="ab" * 8, epoch=epoch)
+        connected(broker, name).publish(TOPICS.state(name), state.encode(), retain=True)
+    assert claim_fleet(connected(broker), TOPICS, takeover=False, cancelled=lambda: False) == 600
+
+
+class Two:
+    """A learner that serves a fleet, and another one that speaks on its topic."""
+
+    def __init__(self, broker, **own):
+        self.broker, self.link, self.other = broker, connected(broker), connected(broker, "other")
+        self.presence = Presence(self.link, TOPICS, birth(**own))
+
+    def hear(self, payload):
+        self.other.publish(TOPICS.learner, payload, retain=True)
+
+    def births(self):
+        return [LearnerBirth.decode(m.payload) for m in self.broker.log if m.topic == TOPICS.learner and m.payload]
+
+
+@pytest.mark.parametrize(
+    "later", [{"epoch": 101, "beat": 1}, {"epoch": 100, "beat": 9_000}], ids=["a later epoch", "a later beat"]
+)
+def test_w8_a_learner_that_was_overtaken_leaves_without_a_word(broker, later):
+    two = Two(broker, beat=50)
+    two.presence.announce()
+    two.hear(birth(**later).encode())
+    with pytest.raises(LearnerAlive, match="taken this fleet over") as caught:
+        two.presence.tick()
+    assert caught.value.code == 70
+    said = len(two.births())
+    two.presence.announce()
+    two.presence.leave(clear=True)
+    broker.cut("learner")
+    two.link.reconnect()
+    assert len(two.births()) == said
+    assert broker.retained[TOPICS.learner] == birth(**later).encode()
+
+
+def test_w8_one_that_another_overtook_while_it_was_being_built_says_nothing_at_all(broker):
+    connected(broker, "other").publish(TOPICS.learner, birth(epoch=101).encode(), retain=True)
+    presence = Presence(connected(broker), TOPICS, birth(epoch=100))
+    with pytest.raises(LearnerAlive):
+        presence.check()
+    presence.leave(clear=False)
+    assert broker.retained[TOPICS.learner] == birth(epoch=101).encode()
+
+
+@pytest.mark.parametrize(
+    "heard", [birth(epoch=99).encode(), gone_birth(birth(epoch=101)), birth(epoch=2**32 - 1).encode(), b"{", b""]
+)
+def test_w8_nothing_else_drives_a_learner_away(broker, heard):
+    two = Two(broker)
+    two.presence.announce()
+    two.hear(heard)
+    two.presence.check()
+
+
+def test_w8_an_older_birth_that_hid_ours_is_answered_at_once(broker):
+    two = Two(broker)
+    two.presence.announce()
+    two.hear(gone_birth(birth(epoch=99)))
+    two.presence.tick()
+    assert LearnerBirth.decode(broker.retained[TOPICS.learner]).epoch == 100
+
+
+def test_its_own_words_do_not_drive_a_learner_away(broker):
+    two = Two(broker, beat=7)
+    for _ in range(5):
+        two.presence.announce()
+    two.hear(gone_birth(birth(beat=7)))
+    two.presence.tick()
+
+
+def test_a_goodbye_is_the_last_word_whatever_the_link_does(broker):
+    two = Two(broker)
+    two.presence.announce()
+    two.presence.leave(clear=False)
+    broker.cut("learner")
+    two.link.reconnect()
+    two.presence.tick()
+    assert two.births()[-1].status == "gone"

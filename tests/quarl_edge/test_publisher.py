@@ -93,3 +93,25 @@ def test_a_head_whose_actions_hardly_differ_yet_can_be_played(made, width):
         head_range=np.array([-width, width], np.float32),
     )
     assert Policy.load(read_policy(template.patch(silent)), self_test=False).contract.env_id == "CartPole-v1"
+
+
+def test_a_push_that_the_link_did_not_take_is_sent_later_and_only_once(setting):
+    broker, link, _, network, publisher = setting
+    broker.down()
+    assert not publisher.publish(prepared(publisher, network, version=5))
+    assert not publisher.retry()
+    broker.up()
+    link.reconnect()
+    assert decode_push(broker.retained[TOPICS.policy], lambda *_: None)[0].version == 5
+    assert not publisher.retry()
+
+
+def test_a_retired_publisher_leaves_what_was_cleared_cleared(setting):
+    broker, link, _, network, publisher = setting
+    publisher.publish(prepared(publisher, network))
+    publisher.retire()
+    broker.retained.clear()
+    broker.cut("learner")
+    link.reconnect()
+    assert TOPICS.policy not in broker.retained
+    assert not publisher.retry()

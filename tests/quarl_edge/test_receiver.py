@@ -11,6 +11,7 @@ from quarl_device.wire.messages import Ack, DeviceState, Telemetry
 from quarl_device.wire.topics import Topics
 from quarl_edge.config import make_config
 from quarl_edge.ingest.ingest import Ingest
+from quarl_edge.learner import receiver as module
 from quarl_edge.learner.receiver import Receiver
 
 TOPICS = Topics("f")
@@ -102,3 +103,60 @@ def test_waiting_ends_with_an_arrival_or_at_the_deadline(setting):
     assert receiver.wait(0, timeout_s=10) == 1
     sender.join()
     assert time.monotonic() - started < 5
+
+
+OTHER = "cd" * 8
+
+
+def test_the_late_farewell_of_an_earlier_life_says_nothing_about_this_one(setting):
+    _, device, ingest, receiver = setting
+    device.publish(TOPICS.state("pi"), state(boot_id=OTHER).encode())
+    device.publish(TOPICS.state("pi"), state().encode())
+    device.publish(TOPICS.state("pi"), state(boot_id=OTHER, status="gone").encode())
+    device.publish(TOPICS.state("pi"), state(boot_id=OTHER).encode())
+    assert receiver.actors["pi"].state.boot_id == BOOT
+    device.publish(TOPICS.telemetry("pi"), Telemetry(boot_id=OTHER, steps=3).encode(), qos=0)
+    assert receiver.actors["pi"].telemetry is None
+    device.publish(TOPICS.xp("pi"), payload(World(1).block(4)))
+    assert ingest.env_steps == 4
+
+
+def test_only_what_is_stored_counts_against_a_standstill(setting):
+    _, device, ingest, receiver = setting
+    before = receiver.last_stored_s
+    device.publish(TOPICS.xp("pi"), b"\xff" * 100)
+    assert receiver.arrivals == 1
+    assert receiver.last_stored_s == before
+    assert receiver.contributors == set()
+    device.publish(TOPICS.xp("pi"), payload(World(1).block(4)))
+    assert receiver.last_stored_s > before
+    assert receiver.contributors == {("pi", BOOT)}
+    assert receiver.refused == {"34": 1}
+
+
+def test_a_journal_that_refuses_is_said(setting):
+    _, device, ingest, receiver = setting
+    assert receiver.blocked == ""
+    ingest.close()
+    device.publish(TOPICS.xp("pi"), payload(World(1).block(4)))
+    assert "closed" in receiver.blocked
+    assert receiver.contributors == set()
+
+
+def test_a_full_list_forgets_who_is_gone_and_keeps_who_is_online(setting, monkeypatch):
+    _, device, _, receiver = setting
+    monkeypatch.setattr(module, "_MAX_DEVICES", 2)
+    for name in ("a", "b", "c"):
+        device.publish(TOPICS.state(name), state(device=name).encode())
+    assert set(receiver.actors) == {"a", "b"}
+    device.publish(TOPICS.state("a"), state(device="a", status="gone").encode())
+    device.publish(TOPICS.state("c"), state(device="c").encode())
+    assert set(receiver.actors) == {"b", "c"}
+
+
+def test_a_flood_of_bad_words_does_not_flood_the_log(setting, caplog):
+    _, device, _, _ = setting
+    for _ in range(200):
+        device.publish(TOPICS.state("pi"), b"{")
+    assert len(caplog.records) == 20
+    assert "no more" in caplog.records[-1].message

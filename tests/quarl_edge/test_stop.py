@@ -32,3 +32,17 @@ def test_the_second_signal_ends_at_once():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
     assert done.stdout == "asked\n"
     assert done.returncode == -signal.SIGTERM
+
+
+def test_a_second_signal_of_another_kind_ends_at_once_too():
+    program = textwrap.dedent("""
+        import os, signal, sys
+        from quarl_edge.learner.stop import StopSignal
+        with StopSignal():
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            sys.stdout.write("survived\\n")
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == ""
+    assert done.returncode == -signal.SIGTERM

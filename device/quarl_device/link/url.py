@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from quarl_device.errors import UsageError
 from quarl_device.files import read_capped
@@ -69,7 +69,7 @@ class BrokerURL:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        user = f"{self.user}@" if self.user else ""
+        user = f"{quote(self.user, safe='')}@" if self.user else ""
         return f"mqtt{'s' if self.tls else ''}://{user}{self.address}"
 
 

@@ -1,0 +1,422 @@
+"""The loop alone, among doubles: when it ends, what it keeps, what it waits for, and what ends it early."""
+
+import dataclasses
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from quarl_device.errors import ActorFailed, CheckpointError, LearnerAlive, ModelError, NonFiniteError, TrainingStalled
+from quarl_device.evaluate import Evaluation
+from quarl_edge.config import make_config
+from quarl_edge.learner import loop as module
+from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
+from quarl_edge.learner.metrics import MemoryMetrics
+from quarl_edge.learner.result import StopReason
+from quarl_edge.learner.stop import StopSignal
+from quarl_edge.local.evaluator import Judged
+from quarl_edge.progress import Silent
+from quarl_edge.replay.limiter import SampleToInsertRatio
+
+BLOCK = 16
+
+
+class Algorithm:
+    """Counts updates."""
+
+    def __init__(self):
+        self.updates = 0
+        self.normalizers = []
+        self.policy = SimpleNamespace(snapshot=lambda: "weights", head_range_from=lambda _: None)
+
+    def update(self, batch):
+        self.updates += 1
+        return {"loss": 1.0}
+
+
+class World:
+    """Replay, receiver and actors in one: every wait brings a block, unless `silent`."""
+
+    def __init__(self, limiter):
+        self.limiter = limiter
+        self.env_steps = 0
+        self.silent = False
+        self.blocked, self.refused, self.arrivals = "", {}, 0
+        self.last_stored_s = 0.0
+        self.contributors = {("actor-0", "aa")}
+        self.actors = {}
+        self.on_wait = lambda: None
+
+    def wait(self, arrivals, *, timeout_s):
+        self.on_wait()
+        if self.silent:
+            time.sleep(0.001)
+            return self.arrivals
+        self.arrivals += 1
+        self.env_steps += BLOCK
+        self.limiter.insert(BLOCK)
+        self.last_stored_s = time.monotonic()
+        return self.arrivals
+
+    def send_acks(self):
+        pass
+
+    # as replay
+    def __len__(self):
+        return 0
+
+    def sample(self, steps, size):
+        return None
+
+
+class Publisher:
+    """Takes every push, or, `deaf`, none at first."""
+
+    def __init__(self):
+        self.published = []
+        self.deaf = False
+        self.owed = False
+
+    def prepare(self, read, *, version, env_steps, **_):
+        return SimpleNamespace(
+            version=version, env_steps=env_steps, policy=b"", golden=None, prepare_ms=2.0, snapshot=read()
+        )
+
+    def publish(self, pushed):
+        self.published.append(pushed.version)
+        self.owed = self.deaf
+        return not self.deaf
+
+    def retry(self):
+        taken, self.owed = self.owed and not self.deaf, self.owed and self.deaf
+        return taken
+
+
+class Evaluator:
+    """Answers with the next of `returns`; `slow` never answers."""
+
+    def __init__(self, returns):
+        self.returns = list(returns)
+        self.slow = False
+        self.cancelled = 0
+        self.fault = None
+        self._running = None
+
+    @property
+    def busy(self):
+        return self._running is not None
+
+    def submit(self, policy, golden, *, version, env_steps):
+        if self.busy:
+            return False
+        self._running = (version, env_steps)
+        return True
+
+    def poll(self, *, timeout_s):
+        if self.slow or self._running is None:
+            time.sleep(min(timeout_s, 0.001))
+            return None
+        (version, env_steps), self._running = self._running, None
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
+        mean = self.returns.pop(0) if len(self.returns) > 1 else self.returns[0]
+        return Judged(version=version, env_steps=env_steps, result=evaluation(mean))
+
+    def cancel(self):
+        self.cancelled += 1
+        self._running = None
+
+
+class Keeper:
+    """Remembers the best and counts checkpoints."""
+
+    def __init__(self):
+        self.best = None
+        self.resumable = False
+        self.checkpoints = []
+        self.full_disk = False
+
+    def consider(self, judged, pushed):
+        if self.best is None or judged.result.return_mean >= self.best.result.return_mean:
+            self.best = judged
+
+    def checkpoint(self, algorithm, progression):
+        if self.full_disk:
+            raise CheckpointError("checkpoint cannot be written: No space left")
+        self.checkpoints.append(dataclasses.replace(progression))
+        self.resumable = True
+
+    def sync(self):
+        pass
+
+
+class Auditor:
+    """Busy for the first `busy` submissions."""
+
+    def __init__(self, busy=0):
+        self.busy, self.taken = busy, []
+        self.audited = self.failures = 0
+
+    def submit(self, pushed):
+        self.busy -= 1
+        if self.busy >= 0:
+            return False
+        self.taken.append(pushed.version)
+        return True
+
+    def poll(self):
+        pass
+
+
+class Presence:
+    """Overtaken once `overtaken` is set."""
+
+    overtaken = False
+
+    def check(self):
+        if self.overtaken:
+            raise LearnerAlive("another learner has taken this fleet over")
+
+    tick = check
+
+
+def evaluation(mean):
+    return Evaluation(
+        env_id="X-v0", episodes=1, seed=0, return_mean=mean, return_std=0.0, returns=(mean,), runtime="double",
+        sha256="", steps=1, act_us_p50=1.0,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(module, "_WAIT_S", 0.001)
+    monkeypatch.setattr(module, "_CHORES_PERIOD_S", 0.0)
+
+
+class Setting:
+    """A loop and its doubles."""
+
+    def __init__(self, *, returns=(10.0,), progression=None, auditor=None, actors=None, **settings):
+        small = {
+            "hidden": (4,), "batch_size": 8, "updates_per_call": 4, "samples_per_insert": 8.0, "learning_starts": 32,
+            "push_period_updates": 8, "evaluate_period_pushes": 2, "steps": 2_000, "goal_return": None,
+            "checkpoint_period_steps": 0, "target_period_updates": 0,
+        }  # fmt: skip
+        if settings.get("lockstep"):
+            small["actors"] = 1
+        self.config = make_config("CartPole-v1", asked={**small, **settings})
+        self.limiter = SampleToInsertRatio(8.0, 32, 512.0, insert_unit=BLOCK, sample_unit=32)
+        self.world = World(self.limiter)
+        self.algorithm, self.publisher, self.evaluator = Algorithm(), Publisher(), Evaluator(returns)
+        self.keeper, self.presence, self.stop = Keeper(), Presence(), StopSignal()
+        self.auditor = auditor or Auditor()
+        self.progress, self.metrics = Silent(), MemoryMetrics()
+        parts = Parts(
+            config=self.config, algorithm=self.algorithm, replay=self.world, limiter=self.limiter,
+            receiver=self.world, publisher=self.publisher, presence=self.presence, evaluator=self.evaluator,
+            auditor=self.auditor, keeper=self.keeper, normalizer=SimpleNamespace(pending=False),
+            metrics=self.metrics, progress=self.progress, stop=self.stop,
+            env_steps=lambda: self.world.env_steps, actors=actors,
+        )  # fmt: skip
+        self.loop = TrainingLoop(parts, progression or Progression())
+
+    def run(self):
+        return self.loop.run()
+
+
+class LocalActors:
+    """Actors that run, until one fails."""
+
+    names = ("actor-0",)
+    fault = None
+
+    def check(self):
+        if self.fault is not None:
+            raise self.fault
+
+
+def test_it_ends_at_its_budget_with_the_last_policy_judged_and_a_checkpoint():
+    setting = Setting(returns=[3.0, 9.0, 5.0])
+    result = setting.run()
+    assert result.reason is StopReason.BUDGET
+    assert result.env_steps >= 2_000
+    assert result.best.result.return_mean == 9.0
+    assert result.judgements >= 3
+    assert result.last_return_mean == 5.0
+    assert result.resumable
+    assert len(setting.keeper.checkpoints) == 1
+    assert result.updates == 4 * setting.algorithm.updates
+    # The limiter's ratio: 8 samples per transition, 8 transitions per gradient step.
+    assert 0.8 < result.updates / result.env_steps < 1.2
+
+
+def test_it_ends_as_soon_as_a_judgement_reaches_the_goal():
+    setting = Setting(returns=[1.0, 100.0], goal_return=50.0)
+    result = setting.run()
+    assert result.reason is StopReason.SOLVED
+    assert result.env_steps < 2_000
+
+
+def test_asked_to_stop_before_the_first_push_it_publishes_nothing():
+    setting = Setting()
+    setting.stop.request()
+    result = setting.run()
+    assert result.reason is StopReason.INTERRUPTED
+    assert setting.publisher.published == []
+    assert result.prepare_ms_p50 is None
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_asked_to_stop_while_a_judgement_is_awaited_it_stops(lockstep):
+    setting = Setting(lockstep=lockstep)
+    setting.evaluator.slow = True
+    setting.progress.show = lambda status: setting.world.env_steps > 500 and setting.stop.request()
+    started = time.monotonic()
+    assert setting.run().reason is StopReason.INTERRUPTED
+    assert time.monotonic() - started < 20
+
+
+def test_chores_go_on_while_a_judgement_is_awaited_and_one_too_slow_is_given_up():
+    setting = Setting(lockstep=True, steps=200, evaluate_timeout_s=0.05)
+    setting.evaluator.slow = True
+    shown = len(setting.progress.statuses)
+    assert setting.run().reason is StopReason.BUDGET
+    assert setting.evaluator.cancelled >= 1
+    assert len(setting.progress.statuses) > shown + 10
+
+
+def test_a_policy_that_cannot_be_played_is_no_reason_to_end():
+    setting = Setting()
+    setting.evaluator.fault = ModelError("self-test failed")
+    assert setting.run().reason is StopReason.BUDGET
+    assert setting.keeper.best is not None
+
+
+def test_what_a_fatal_error_interrupts_is_kept():
+    actors = LocalActors()
+    setting = Setting(actors=actors)
+
+    def fail_later():
+        if setting.world.env_steps > 600:
+            actors.fault = ActorFailed("actor-0 ended 4 times")
+
+    setting.world.on_wait = fail_later
+    with pytest.raises(ActorFailed):
+        setting.run()
+    assert len(setting.keeper.checkpoints) == 1
+
+
+def test_a_checkpoint_that_fails_too_does_not_hide_the_first_error():
+    setting = Setting()
+    setting.keeper.full_disk = True
+    setting.world.on_wait = lambda: setattr(setting.presence, "overtaken", setting.world.env_steps > 600)
+    with pytest.raises(LearnerAlive):
+        setting.run()
+
+
+def test_weights_that_are_not_finite_are_not_kept():
+    setting = Setting()
+
+    def spoil(batch):
+        if setting.algorithm.updates > 10:
+            raise NonFiniteError("weights hold NaN")
+        return Algorithm.update(setting.algorithm, batch)
+
+    setting.algorithm.update = spoil
+    with pytest.raises(NonFiniteError):
+        setting.run()
+    assert setting.keeper.checkpoints == []
+
+
+def test_an_overtaken_learner_publishes_no_policy():
+    setting = Setting()
+    setting.presence.overtaken = True
+    with pytest.raises(LearnerAlive):
+        setting.run()
+    assert setting.publisher.published == []
+
+
+def test_a_standstill_with_local_actors_ends_and_says_why(monkeypatch):
+    monkeypatch.setattr(module, "_STALL_S", 0.05)
+    setting = Setting(actors=LocalActors())
+    setting.world.silent = True
+    setting.world.blocked = "journal cannot be written: No space left on device"
+    with pytest.raises(TrainingStalled, match="No space left"):
+        setting.run()
+    assert any("No space left" in status.blocked for status in setting.progress.statuses)
+
+
+def test_a_standstill_because_every_block_is_refused_names_the_codes(monkeypatch):
+    monkeypatch.setattr(module, "_STALL_S", 0.05)
+    setting = Setting(actors=LocalActors())
+    setting.world.silent, setting.world.refused = True, {"34": 17}
+    with pytest.raises(TrainingStalled, match="'34': 17"):
+        setting.run()
+
+
+def test_actors_elsewhere_may_come_tomorrow(monkeypatch):
+    monkeypatch.setattr(module, "_STALL_S", 0.0)
+    setting = Setting()
+    setting.world.silent = True
+    started = time.monotonic()
+    setting.world.on_wait = lambda: time.monotonic() - started > 0.2 and setting.stop.request()
+    assert setting.run().reason is StopReason.INTERRUPTED
+
+
+def test_lockstep_with_a_second_life_is_refused():
+    setting = Setting(lockstep=True)
+    setting.world.on_wait = lambda: setting.world.env_steps > 300 and setting.world.contributors.add(("actor-0", "bb"))
+    with pytest.raises(ActorFailed, match="one actor in one life") as caught:
+        setting.run()
+    assert "--resume" in caught.value.hint
+    assert setting.keeper.checkpoints == []
+
+
+def test_lockstep_judges_its_last_policy_and_keeps_only_checkpoints_of_its_fixed_steps():
+    setting = Setting(lockstep=True, steps=500, checkpoint_period_steps=256, returns=[1.0, 2.0])
+    result = setting.run()
+    assert result.reason is StopReason.BUDGET
+    assert setting.evaluator.returns == [2.0]
+    assert len(setting.keeper.checkpoints) == 1
+    assert result.resumable
+
+
+def test_only_pushes_that_went_out_are_counted():
+    setting = Setting(steps=300)
+    setting.publisher.deaf = True
+    setting.world.on_wait = lambda: setattr(setting.publisher, "deaf", setting.world.env_steps < 150)
+    result = setting.run()
+    assert 0 < result.pushes < len(setting.publisher.published)
+
+
+def test_an_audit_that_was_put_off_is_made_with_the_next_push():
+    setting = Setting(auditor=Auditor(busy=2), audit_period_pushes=10, steps=3_000)
+    setting.run()
+    assert setting.auditor.taken[0] == 12
+
+
+def test_rates_are_over_the_time_they_were_counted_in():
+    setting = Setting(steps=500)
+    began = time.monotonic()
+    result = setting.run()
+    spent_s = time.monotonic() - began
+    assert 0 < result.train_s <= spent_s
+    assert result.actor_steps_per_s * result.train_s == pytest.approx(result.session_env_steps, abs=4 * BLOCK)
+
+
+def test_a_resumed_run_past_its_budget_judges_and_ends():
+    setting = Setting(progression=Progression(version=7, updates=40), steps=100)
+    setting.world.env_steps = 100
+    result = setting.run()
+    assert result.reason is StopReason.BUDGET
+    assert result.session_updates == 0
+    assert result.judgements == 1
+    assert np.isfinite(result.best.result.return_mean)
+
+
+def test_the_status_says_what_the_next_call_waits_for():
+    setting = Setting(steps=300)
+    setting.run()
+    assert any("waiting for actors" in status.blocked for status in setting.progress.statuses)
