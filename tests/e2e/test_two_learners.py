@@ -54,7 +54,7 @@ def test_w8_a_takeover_ends_the_learner_that_was_there_with_a_checkpoint(tmp_pat
     actor = [*DEVICE, "run", "--broker", url, "--fleet", "taken", "--id", "pi-1", "--learner-key", tmp_path / "key.pub"]
     first_words = words_of(mosquitto, tmp_path, fleet="taken", run="a")
     with Started([*EDGE, *first_words], cwd=tmp_path, log=tmp_path / "a.log", env=ENV) as first:
-        first.wait_for(lambda: (tmp_path / "a" / "learner.pub").exists(), seconds=90, what="its key")
+        first.wait_for((tmp_path / "a" / "learner.pub").exists, seconds=90, what="its key")
         (tmp_path / "key.pub").write_bytes((tmp_path / "a" / "learner.pub").read_bytes())
         with Started(actor, cwd=tmp_path, log=tmp_path / "actor.log", env=ENV) as device:
             first.wait_for(lambda: "int8 return" in first.said(), seconds=90, what="training")

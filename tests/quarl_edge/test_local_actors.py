@@ -98,5 +98,5 @@ def test_what_the_system_refuses_to_start_is_a_clear_error(tmp_path, monkeypatch
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(module.subprocess, "Popen", refuse)
-    with pytest.raises(ActorFailed, match="actor-0 cannot be started.*memory"):
+    with pytest.raises(ActorFailed, match=r"actor-0 cannot be started.*memory"):
         processes(tmp_path, "pass").start()

@@ -122,7 +122,7 @@ def test_the_late_farewell_of_an_earlier_life_says_nothing_about_this_one(settin
 
 
 def test_only_what_is_stored_counts_against_a_standstill(setting):
-    _, device, ingest, receiver = setting
+    _, device, _, receiver = setting
     before = receiver.last_stored_s
     device.publish(TOPICS.xp("pi"), b"\xff" * 100)
     assert receiver.arrivals == 1

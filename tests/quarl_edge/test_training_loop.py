@@ -272,7 +272,7 @@ def test_asked_to_stop_before_the_first_push_it_publishes_nothing():
 def test_asked_to_stop_while_a_judgement_is_awaited_it_stops(lockstep):
     setting = Setting(lockstep=lockstep)
     setting.evaluator.slow = True
-    setting.progress.show = lambda status: setting.world.env_steps > 500 and setting.stop.request()
+    setting.progress.show = lambda status: setting.evaluator.busy and setting.stop.request()
     started = time.monotonic()
     assert setting.run().reason is StopReason.INTERRUPTED
     assert time.monotonic() - started < 20
@@ -375,7 +375,7 @@ def test_lockstep_with_a_second_life_is_refused():
 
 
 def test_lockstep_judges_its_last_policy_and_keeps_only_checkpoints_of_its_fixed_steps():
-    setting = Setting(lockstep=True, steps=500, checkpoint_period_steps=256, returns=[1.0, 2.0])
+    setting = Setting(lockstep=True, steps=400, checkpoint_period_steps=256, returns=[1.0, 2.0])
     result = setting.run()
     assert result.reason is StopReason.BUDGET
     assert setting.evaluator.returns == [2.0]
