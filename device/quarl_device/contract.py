@@ -71,13 +71,17 @@ class Normalizer:
             "device": the device does it in numpy (int8 I/O, Coral).
         offset: per key, flattened; empty mapping for "none".
         scale: per key, flattened; empty mapping for "none".
+        clip: what was normalised is clipped to ±clip; 0 for never. An int8 input does it by its range.
     """
 
     where: Literal["none", "graph", "device"] = "none"
     offset: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     scale: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.clip < math.inf:
+            raise ContractError(f"normaliser: clip {self.clip} is not a positive number or 0")
         if self.where not in ("none", "graph", "device"):
             raise ContractError(f"normaliser place {self.where!r} is not none, graph or device")
         if set(self.offset) != set(self.scale):
@@ -90,17 +94,25 @@ class Head:
 
     Attributes:
         kind: "q_values": act by argmax; "logits": softmax runs in float on the device; "action": the action itself,
-            scaled by `ActionSpec`; "gaussian": mean and log standard deviation.
+            scaled by `ActionSpec`; "gaussian": mean and log standard deviation, squashed, then scaled.
         outputs: role ("q_values", "logits", "action", "mean", "log_std") to output tensor name.
+        log_std: "gaussian" whose standard deviation does not depend on the observation: its logarithm, per action
+            element, in place of an output.
+        squash: "tanh": what a gaussian gives goes through tanh, in float on the device, before it is scaled.
     """
 
     kind: HeadKind
     outputs: Mapping[str, str]
+    log_std: tuple[float, ...] = ()
+    squash: Literal["none", "tanh"] = "none"
 
     def __post_init__(self) -> None:
         if self.kind not in _HEADS:
             raise ContractError(f"head {self.kind!r} is not one of {', '.join(_HEADS)}")
-        roles = {"gaussian": {"mean", "log_std"}}.get(self.kind, {self.kind})
+        if self.squash not in ("none", "tanh") or (self.kind != "gaussian" and (self.log_std or self.squash != "none")):
+            raise ContractError(f"head {self.kind!r} takes no squash {self.squash!r} or constant log_std")
+        gaussian = {"mean"} if self.log_std else {"mean", "log_std"}
+        roles = gaussian if self.kind == "gaussian" else {self.kind}
         if set(self.outputs) != roles:
             raise ContractError(f"head {self.kind!r} needs outputs {sorted(roles)}, found {sorted(self.outputs)}")
 
@@ -196,12 +208,13 @@ class PolicyContract:
             )
         try:
             fields["observations"] = tuple(observation_from_json(spec) for spec in fields["observations"])
-            fields["head"] = Head(**fields["head"])
+            fields["head"] = _head_from_json(fields["head"])
             fields["action"] = action_from_json(fields["action"])
             fields["normalizer"] = Normalizer(
                 where=fields["normalizer"]["where"],
                 offset={str(k): _floats(v) for k, v in fields["normalizer"]["offset"].items()},
                 scale={str(k): _floats(v) for k, v in fields["normalizer"]["scale"].items()},
+                clip=float(fields["normalizer"].get("clip", 0.0)),
             )
             if not isinstance(fields["env_kwargs"], dict):
                 raise TypeError("env_kwargs is not an object")
@@ -230,6 +243,12 @@ def action_from_json(data: Any) -> ActionSpec:
     for name in ("low", "high", "scale", "offset"):
         fields[name] = _floats(fields.get(name, ()))
     return ActionSpec(**fields)
+
+
+def _head_from_json(data: Any) -> Head:
+    fields = dict(data)
+    fields["log_std"] = _floats(fields.get("log_std", ()))
+    return Head(**fields)
 
 
 def spec_to_json(spec: ObservationSpec | ActionSpec) -> dict[str, Any]:
