@@ -136,7 +136,7 @@ class Actor:
 
     @property
     def blocked(self):
-        return self.agent._session.blocked() if self.agent._birth else "no learner"
+        return self.agent._shared.session.blocked() if self.agent._shared.birth else "no learner"
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_w3_an_older_push_is_ignored(running):
     learner, one = running
     learner.push(5)
     eventually(lambda: 5 in learner.versions(), "5")
-    inbox = one.agent._inbox
+    inbox = one.agent._listener.inbox
     for changes in ({"version": 4}, {"version": 5}, {"version": 99, "epoch": learner.epoch - 1}):
         before = inbox.ignored
         learner.push(**changes)
@@ -253,7 +253,7 @@ BAD = {
 def test_a_push_that_does_not_hold_is_refused_and_counted_and_the_policy_goes_on(running, kind):
     learner, one = running
     learner.push(2, **BAD[kind])
-    eventually(lambda: one.agent._inbox.refused == 1, "refused")
+    eventually(lambda: one.agent._listener.inbox.refused == 1, "refused")
     count = len(learner.blocks)
     eventually(lambda: len(learner.blocks) > count + 3, "the current policy goes on")
     assert set(learner.versions()) == {1}
@@ -274,7 +274,7 @@ def test_w4_and_w5_no_payload_hurts(running, topic, payload):
 
 def test_an_exception_of_ours_in_a_handler_is_survived(running, monkeypatch, caplog):
     learner, one = running
-    monkeypatch.setattr(one.agent._session, "ack", lambda **_: 1 / 0)
+    monkeypatch.setattr(one.agent._shared.session, "ack", lambda **_: 1 / 0)
     with caplog.at_level(logging.CRITICAL):
         learner.ack()
         eventually(lambda: one.link.counters.handler_errors > 0, "counted")
@@ -293,7 +293,7 @@ def test_the_ticker_survives_whatever_a_tick_raises(running, monkeypatch, caplog
         raise RuntimeError("a bug")
 
     with caplog.at_level(logging.CRITICAL):
-        monkeypatch.setattr(one.agent, "_tell_blocked", fail)
+        monkeypatch.setattr(one.agent._shared.standstill, "is_news", fail)
         assert failed.wait(2.0)
         monkeypatch.undo()
     count = len(learner.telemetry)
@@ -306,8 +306,8 @@ def test_w8_a_new_epoch_is_answered_by_a_birth_and_gets_what_was_not_durable(run
     eventually(lambda: one.blocked == "no credit", "no credit")
     # Inserted, but lost with the old learner: only what it called durable stays.
     learner.ack(durable=learner.stored - 3)
-    eventually(lambda: one.agent._session.pending >= 2, "pending")
-    base = one.agent._session.base
+    eventually(lambda: one.agent._shared.session.pending >= 2, "pending")
+    base = one.agent._shared.session.base
     births = len(learner.states)
     learner.epoch += 1
     learner.acking = True
@@ -320,7 +320,7 @@ def test_w8_a_new_epoch_is_answered_by_a_birth_and_gets_what_was_not_durable(run
     eventually(lambda: int(learner.blocks[-1].policy_epoch[-1]) == learner.epoch, "the new learner's policy acts")
     assert [block.sequence for block in learner.blocks] == list(range(len(learner.blocks)))
     one.stop()
-    assert one.agent._session.resends >= 2
+    assert one.agent._shared.session.resends >= 2
 
 
 def test_w10_another_wire_version_says_who_must_upgrade(broker, actor):
@@ -344,10 +344,10 @@ def test_the_first_key_is_pinned_and_others_are_refused(running, caplog):
         other.birth()
         eventually(lambda: "pinned is" in caplog.text, "logged")
     other.push(50)
-    eventually(lambda: one.agent._inbox.refused == 1, "its push is refused")
+    eventually(lambda: one.agent._listener.inbox.refused == 1, "its push is refused")
     count = len(learner.blocks)
     eventually(lambda: len(learner.blocks) > count + 3, "the pinned learner is served")
-    assert one.agent._session.epoch == learner.epoch
+    assert one.agent._shared.session.epoch == learner.epoch
 
 
 def test_a_given_key_is_the_only_one(broker, actor, tmp_path, caplog):
@@ -413,8 +413,8 @@ def test_the_link_goes_and_comes_back(running):
     learner, one = running
     learner.broker.cut("a", reconnect=False)
     eventually(lambda: learner.states[-1].status == "gone", "the will")
-    eventually(lambda: one.agent._blocked == "link down", "link down")
-    made, births = one.agent._session.next_sequence, len(learner.states)
+    eventually(lambda: one.agent._shared.standstill.reason == "link down", "link down")
+    made, births = one.agent._shared.session.next_sequence, len(learner.states)
     one.link.reconnect()
     eventually(lambda: len(learner.states) > births and learner.states[-1].status == "online", "re-birth")
     eventually(lambda: len(learner.blocks) > made + 3, "blocks go on")
@@ -429,7 +429,7 @@ def test_the_broker_goes_and_comes_back(running):
     learner.broker.up()
     learner.link.reconnect()
     one.link.reconnect()
-    count = one.agent._session.next_sequence
+    count = one.agent._shared.session.next_sequence
     learner.ack()
     eventually(lambda: len(learner.blocks) > count + 3, "blocks go on")
 
@@ -451,7 +451,7 @@ def test_a_clean_stop_sends_the_partial_block_and_says_goodbye(broker, actor):
     learner.birth()
     learner.push()
     learner.ack()
-    eventually(lambda: one.agent._loop is not None and one.agent._loop.block_began_s > 0, "it steps")
+    eventually(lambda: one.agent._shared.loop is not None and one.agent._shared.loop.block_began_s > 0, "it steps")
     time.sleep(0.1)
     summary = one.stop()
     assert summary.steps > 0
@@ -569,13 +569,13 @@ def test_a_new_learner_with_another_task_is_followed(running, push_first):
     observations, action = spaces_to_specs(env.observation_space, env.action_space)
     learner.codec = BlockCodec(BlockSpec(observations=observations, action=action))
     learner.epoch += 1
-    learner.stored = one.agent._session.next_sequence
+    learner.stored = one.agent._shared.session.next_sequence
     learner.blocks.clear()
     learner.acking = True
     fields = {"env_id": "Acrobot-v1", "observations": observations, "action": action}
     if push_first:
         learner.push(1, policy=ACROBOT)
-        eventually(lambda: one.agent._inbox.refused == 1, "it does not fit yet")
+        eventually(lambda: one.agent._listener.inbox.refused == 1, "it does not fit yet")
     learner.birth(**fields)
     if not push_first:
         learner.ack()
@@ -603,7 +603,7 @@ def test_births_that_flap_end_in_the_last_one(running):
     learner.acking = False
     learner.birth()
     learner.push(1)
-    learner.stored = one.agent._session.base
+    learner.stored = one.agent._shared.session.base
     learner.acking = True
     learner.ack()
     eventually(lambda: len(learner.blocks) > 3, "blocks of the last one")
@@ -662,7 +662,7 @@ def test_lockstep_uses_the_learners_seed_and_block_size(broker, actor, caplog):
         learner.ack()
         eventually(lambda: learner.blocks, "a block")
     assert learner.blocks[0].num_steps == 16
-    assert one.agent._loop.config.seed == 3
+    assert one.agent._shared.loop.config.seed == 3
     assert "lockstep" in caplog.text
 
 

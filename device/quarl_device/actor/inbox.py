@@ -145,7 +145,6 @@ class Inbox:
             version=header.version,
             epsilon=min(1.0, header.exploration.value_for(self._actor_index)),
             reset=header.reset,
-            variables_read_unix_ns=header.variables_read_unix_ns,
         )
 
     def _check_spaces(self, file: PolicyFile) -> None:
