@@ -17,6 +17,7 @@ from quarl_device.environments import spaces_to_specs
 from quarl_device.errors import (
     BrokerUnreachable,
     EnvironmentMisbehaved,
+    IdInUse,
     KeyFileError,
     SpaceMismatch,
     UnknownEnvironment,
@@ -106,10 +107,10 @@ class Learner:
 class Actor:
     """An agent on its own thread."""
 
-    def __init__(self, broker, **config):
+    def __init__(self, broker, *, boot_id=BOOT, **config):
         self.config = AgentConfig(fleet="default", name="a", connect_timeout_s=1.0, **config)
-        self.link = broker.link("a", will=will_of(self.config, BOOT))
-        self.agent = Agent(self.config, link=self.link, runtime=RUNTIME, boot_id=BOOT)
+        self.link = broker.link("a", will=will_of(self.config, boot_id))
+        self.agent = Agent(self.config, link=self.link, runtime=RUNTIME, boot_id=boot_id)
         self.summary = self.error = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -157,7 +158,7 @@ def actor(broker):
     for one in started:
         one.agent.stop()
         one.join()
-        assert not [t.name for t in threading.enumerate() if t.name in ("ticker", "inbox")]
+    assert not [t.name for t in threading.enumerate() if t.name in ("ticker", "inbox")]
 
 
 @pytest.fixture
@@ -348,6 +349,33 @@ def test_the_first_key_is_pinned_and_others_are_refused(running, caplog):
     count = len(learner.blocks)
     eventually(lambda: len(learner.blocks) > count + 3, "the pinned learner is served")
     assert one.agent._shared.session.epoch == learner.epoch
+
+
+def test_of_two_processes_with_one_id_the_older_ends(running, actor):
+    _, one = running
+    other = actor(boot_id="0" * 16)
+    eventually(lambda: other.link.connected, "the newcomer threw the other off")
+    for _ in range(3):
+        one.link.reconnect()
+        other.link.reconnect()
+    error = one.fails(IdInUse)
+    assert "boot id 0000000000000000" in str(error)
+    other.link.reconnect()
+    time.sleep(0.3)
+    assert other.thread.is_alive()
+
+
+@pytest.mark.parametrize("left", ["online", "gone"])
+def test_what_an_earlier_life_left_does_not_end_it(broker, actor, left):
+    for life in range(9):
+        state = DeviceState(status=left, device="a", boot_id=f"{life:016x}").encode()
+        broker.publish(TOPICS.state("a"), state, retain=True)
+        one = actor()
+        eventually(lambda one=one: one.link.connected, "connected")
+        # A will that comes late, as when the earlier life lost its power.
+        broker.publish(TOPICS.state("a"), state, retain=True)
+        broker.cut("a")
+        assert one.stop().reason == "stopped"
 
 
 def test_a_given_key_is_the_only_one(broker, actor, tmp_path, caplog):

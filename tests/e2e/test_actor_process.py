@@ -16,6 +16,7 @@ import pytest
 from quarl_device.environments import spaces_to_specs
 from quarl_device.link import BrokerURL, PahoLink
 from quarl_device.policy_file import read_policy_path
+from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.wire.block import BlockCodec, BlockSpec
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth
@@ -190,6 +191,27 @@ def test_a_wrong_password_is_code_31(learner, start):
     assert process.returncode == 31, err
     assert json.loads(out.splitlines()[-1])["error"]["code"] == 31
     assert "Traceback" not in err
+
+
+def test_of_two_with_one_id_the_older_ends_and_says_why(start):
+    # The embedded broker does not throw off the older of two clients with one id, as MQTT wants it.
+    with Mosquitto() as broker:
+        states = []
+        watcher = PahoLink(BrokerURL.parse(broker.url), client_id="watcher")
+        watcher.subscribe(Topics("default").any_state, lambda m: states.append(DeviceState.decode(m.payload)))
+        watcher.connect(timeout_s=10.0)
+        words = ("--broker", broker.url, "--fleet", "default")
+        older = start(*words)
+        eventually(lambda: states, "the first")
+        newcomer = start(*words)
+        out, err = older.communicate(timeout=60)
+        assert older.returncode == 52, err
+        assert "another process uses the id 'a' on this broker" in err
+        assert json.loads(out.splitlines()[-1])["error"]["hint"] == "give one of them another --id"
+        first = states[0].boot_id
+        eventually(lambda: states[-1].status == "online" and states[-1].boot_id != first, "the other stays")
+        assert newcomer.poll() is None
+        watcher.close()
 
 
 def test_another_key_than_the_given_one_is_never_served(learner, start, tmp_path):

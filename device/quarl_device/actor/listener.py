@@ -1,4 +1,4 @@
-"""What an agent hears: the learner's births, pushes and acks. All of it runs on the link's thread."""
+"""What an agent hears: the learner's births, pushes and acks, and its own name. All of it runs on the link's thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from quarl_device.actor.acting import ActingPolicy
 from quarl_device.actor.identity import AgentConfig
 from quarl_device.actor.inbox import Inbox
+from quarl_device.actor.namesakes import Namesakes
 from quarl_device.actor.pinning import PinnedKey
 from quarl_device.actor.shared import Shared
 from quarl_device.actor.speaker import Speaker
@@ -16,7 +17,7 @@ from quarl_device.actor.task import fits_spaces, same_task
 from quarl_device.errors import PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.runtime import PolicyRuntime
-from quarl_device.wire.messages import Ack, LearnerBirth, check_wire_version
+from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, check_wire_version
 from quarl_device.wire.topics import Topics
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Listener:
         self._shared = shared
         self._speaker = speaker
         self._key = PinnedKey(config.learner_key)
+        self._namesakes = Namesakes(config.name, boot_id)
         self._last_refused = -1
         self.inbox = Inbox(
             runtime=runtime,
@@ -61,6 +63,8 @@ class Listener:
         link.subscribe(topics.learner, self._guarded(self._on_learner))
         link.subscribe(topics.policy, self._guarded(self._on_policy))
         link.subscribe(topics.ack(self._config.name), self._guarded(self._on_ack), qos=0)
+        # Last: what is retained there comes before this life's own birth is heard.
+        link.subscribe(topics.state(self._config.name), self._guarded(self._on_own_state), qos=0)
         link.on_connect(self._on_connected)
 
     def _guarded(self, handler: Callable[[Message], None]) -> Callable[[Message], None]:
@@ -80,6 +84,18 @@ class Listener:
             self._speaker.announce()
             self._speaker.send_blocks()
             shared.changed.notify_all()
+
+    # -- its own name --------------------------------------------------------------------------------------------------
+
+    def _on_own_state(self, message: Message) -> None:
+        if not message.payload:
+            return
+        state = DeviceState.decode(message.payload)
+        with self._shared.changed:
+            error = self._namesakes.heard(state.boot_id, time.monotonic())
+            if error is not None:
+                self._shared.fail(error)
+                self._shared.changed.notify_all()
 
     # -- births --------------------------------------------------------------------------------------------------------
 
