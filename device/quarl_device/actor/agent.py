@@ -168,7 +168,7 @@ class Agent:
                 self._speaker.send_telemetry(self._shared.loop, self._listener.inbox, time.monotonic())
             self._speaker.say_goodbye()
         self._link.flush(timeout_s=_GOODBYE_S)
-        self._listener.inbox.close()
+        self._listener.close()
         self._link.close()
 
 

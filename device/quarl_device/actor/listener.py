@@ -14,6 +14,7 @@ from quarl_device.actor.pinning import PinnedKey
 from quarl_device.actor.shared import Shared
 from quarl_device.actor.speaker import Speaker
 from quarl_device.actor.task import fits_spaces, same_task
+from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.runtime import PolicyRuntime
@@ -50,6 +51,8 @@ class Listener:
         self._key = PinnedKey(config.learner_key)
         self._namesakes = Namesakes(config.name, boot_id)
         self._last_refused = -1
+        self._refused_blocks = CappedWarnings(_LOG)
+        self._refused_messages: list[tuple[str, CappedWarnings]] = []
         self.inbox = Inbox(
             runtime=runtime,
             batch_size=config.num_envs,
@@ -60,20 +63,30 @@ class Listener:
     def subscribe(self, link: Link) -> None:
         """Listen on a link that is not connected yet."""
         topics = Topics(self._config.fleet)
-        link.subscribe(topics.learner, self._guarded(self._on_learner))
-        link.subscribe(topics.policy, self._guarded(self._on_policy))
-        link.subscribe(topics.ack(self._config.name), self._guarded(self._on_ack), qos=0)
+        link.subscribe(topics.learner, self._guarded("births", self._on_learner))
+        link.subscribe(topics.policy, self._guarded("pushes", self._on_policy))
+        link.subscribe(topics.ack(self._config.name), self._guarded("acks", self._on_ack), qos=0)
         # Last: what is retained there comes before this life's own birth is heard.
-        link.subscribe(topics.state(self._config.name), self._guarded(self._on_own_state), qos=0)
+        link.subscribe(topics.state(self._config.name), self._guarded("own states", self._on_own_state), qos=0)
         link.on_connect(self._on_connected)
 
-    def _guarded(self, handler: Callable[[Message], None]) -> Callable[[Message], None]:
+    def close(self) -> None:
+        """End the inbox's thread, and say what was refused in silence."""
+        self.inbox.close()
+        for what, warnings in self._refused_messages:
+            warnings.sum_up(f"refused {what}")
+        self._refused_blocks.sum_up("blocks that the learner refused")
+
+    def _guarded(self, what: str, handler: Callable[[Message], None]) -> Callable[[Message], None]:
+        warnings = CappedWarnings(_LOG)
+        self._refused_messages.append((what, warnings))
+
         def call(message: Message) -> None:
             try:
                 handler(message)
             except QuarlError as error:
                 # What a peer sends is refused and counted; what can never work here ends the agent.
-                _LOG.warning("message on %s refused: %s", message.topic, error)
+                warnings.warning("message on %s refused: %s", message.topic, error)
 
         return call
 
@@ -193,4 +206,4 @@ class Listener:
         for sequence, code in sorted(ack.refused.items()):
             if sequence > self._last_refused:
                 self._last_refused = sequence
-                _LOG.warning("the learner refused block %d with code %d", sequence, code)
+                self._refused_blocks.warning("the learner refused block %d with code %d", sequence, code)

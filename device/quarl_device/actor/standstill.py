@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from quarl_device.capped_log import Burst
+
 _LOG = logging.getLogger(__name__)
 _STEADY_S = 1.0
 _ORDINARY = ("", "no credit", "waiting for the next policy")  # these come and go many times a second
@@ -26,6 +28,7 @@ class Standstill:
         self._noted_s = now_s
         self._spent_s: dict[str, float] = {}
         self._announced = ""
+        self._lines = Burst()
 
     def note(self, reason: str, now_s: float) -> None:
         """The loop stands still for `reason` now, or runs ("")."""
@@ -33,7 +36,8 @@ class Standstill:
             self._spent_s[self.reason] = self._spent_s.get(self.reason, 0.0) + now_s - self._noted_s
         self._noted_s = now_s
         if reason != self.reason:
-            if reason not in _ORDINARY:
+            # Forged births can make a learner come and go many times a second.
+            if reason not in _ORDINARY and self._lines.allows(now_s):
                 _LOG.info("standing still: %s", reason)
             self.reason, self.since_s = reason, now_s
 
