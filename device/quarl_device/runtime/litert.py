@@ -135,10 +135,10 @@ class TFLiteRuntime(_InterpreterRuntime):
     _module = "tflite_runtime.interpreter"
 
     def __init__(self) -> None:
+        super().__init__()
         # With numpy 2 the import succeeds and the first interpreter dies with a SystemError.
         if int(np.__version__.split(".")[0]) >= 2:
-            raise ImportError(f"tflite-runtime needs numpy<2, found numpy {np.__version__}: pip install 'numpy<2'")
-        super().__init__()
+            raise ImportError(f"tflite-runtime needs numpy<2, found numpy {np.__version__}")
 
 
 class _Greeting:
