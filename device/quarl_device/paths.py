@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quarl_device.errors import UsageError
+
 _APP = "quarl-edge"
 
 
 def _base(variable: str, fallback: str) -> Path:
     value = os.environ.get(variable, "")
     # The XDG specification says to ignore a relative path.
-    return Path(value) if value.startswith("/") else Path.home() / fallback
+    if value.startswith("/"):
+        return Path(value)
+    try:
+        return Path.home() / fallback
+    except RuntimeError as error:
+        raise UsageError("this user has no home directory", hint=f"set HOME, or {variable}") from error
 
 
 def config_dir() -> Path:

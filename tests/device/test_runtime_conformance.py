@@ -163,6 +163,19 @@ def test_tflite_runtime_says_that_it_needs_numpy_1(monkeypatch):
         TFLiteRuntime()
 
 
+def test_where_no_file_can_be_made_no_descriptor_is_lost(monkeypatch):
+    def fail():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(litert._Greeting, "over", False)
+    monkeypatch.setattr(litert.tempfile, "TemporaryFile", fail)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        litert._Greeting.over = False
+        LiteRTRuntime().load(CASE.model, inputs=[CASE.source], outputs=[CASE.sink])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 @pytest.mark.parametrize("batch_size", [-1, 0, 5000])
 def test_batch_sizes_are_bounded(batch_size):
     with pytest.raises(ModelFileError, match="batch size"):
