@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,8 @@ from quarl_device.errors import QuarlError, UsageError
 from quarl_device.names import DEFAULT_FLEET, check_name, default_device_name
 
 if TYPE_CHECKING:
-    from quarl_device.actor.agent import Agent
+    from quarl_device.actor.agent import Agent, AgentConfig, Summary
+    from quarl_device.link import BrokerURL, PahoLink
 
 _RUN_EXAMPLES = """\
 examples:
@@ -130,8 +131,8 @@ def _version(_: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # Imported here, so that --help and errors of usage are quick on a small board.
-    from quarl_device.actor.agent import Agent, AgentConfig, new_boot_id, will_of
-    from quarl_device.link import BrokerURL, PahoLink, read_password
+    from quarl_device.actor.agent import Agent, new_boot_id
+    from quarl_device.link import BrokerURL
     from quarl_device.runtime import find_runtime
 
     if options.die_with_parent:
@@ -140,8 +141,20 @@ def _run(options: argparse.Namespace) -> int:
         level=logging.WARNING if options.quiet else logging.INFO, format="quarl-device: %(message)s", stream=sys.stderr
     )
     url = BrokerURL.parse(options.broker)
-    name = check_name(options.id or url.user or default_device_name(), kind="device")
-    config = AgentConfig(
+    config = _agent_config(options, check_name(options.id or url.user or default_device_name(), kind="device"))
+    boot_id = new_boot_id()
+    link = _link(url, config, boot_id, options.password_file)
+    agent = Agent(config, link=link, runtime=find_runtime(options.runtime), boot_id=boot_id)
+    _stop_on_signals(agent)
+    logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, url.address)
+    _show_summary(config.name, agent.run(), as_json=options.format == "json")
+    return 0
+
+
+def _agent_config(options: argparse.Namespace, name: str) -> AgentConfig:
+    from quarl_device.actor.agent import AgentConfig
+
+    return AgentConfig(
         fleet=check_name(options.fleet, kind="fleet"),
         name=name,
         env=options.env,
@@ -154,20 +167,28 @@ def _run(options: argparse.Namespace) -> int:
         exit_when_gone=options.exit_when_gone,
         connect_timeout_s=_CONNECT_TIMEOUT_S,
     )
-    boot_id = new_boot_id()
-    link = PahoLink(url, client_id=name, password=read_password(options.password_file), will=will_of(config, boot_id))
-    agent = Agent(config, link=link, runtime=find_runtime(options.runtime), boot_id=boot_id)
-    _stop_on_signals(agent)
-    logging.getLogger(__name__).info("%s joins fleet %s at %s", name, config.fleet, url.address)
-    summary = agent.run()
-    if options.format == "json":
+
+
+def _link(url: BrokerURL, config: AgentConfig, boot_id: str, password_file: Path | None) -> PahoLink:
+    from quarl_device.actor.agent import will_of
+    from quarl_device.link import PahoLink, read_password
+
+    password = read_password(password_file)
+    if password is not None and not url.user:
+        url = replace(url, user=config.name)
+    # With the fleet, or two devices of one name in two fleets would throw each other off one broker.
+    client_id = f"{config.fleet}.{config.name}"
+    return PahoLink(url, client_id=client_id, password=password, will=will_of(config, boot_id))
+
+
+def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:
+    if as_json:
         _say(json.dumps(asdict(summary)) + "\n")
-    else:
-        _say(
-            f"{name}: {summary.steps:,} steps, {summary.episodes:,} episodes, {summary.blocks:,} blocks "
-            f"({summary.blocks_pending} not acknowledged), {summary.policies:,} policies; ended: {summary.reason}\n"
-        )
-    return 0
+        return
+    _say(
+        f"{name}: {summary.steps:,} steps, {summary.episodes:,} episodes, {summary.blocks:,} blocks "
+        f"({summary.blocks_pending} not acknowledged), {summary.policies:,} policies; ended: {summary.reason}\n"
+    )
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -214,6 +214,21 @@ def test_of_two_with_one_id_the_older_ends_and_says_why(start):
         watcher.close()
 
 
+def test_one_id_in_two_fleets_is_two_devices(start):
+    with Mosquitto() as broker:
+        states = []
+        watcher = PahoLink(BrokerURL.parse(broker.url), client_id="watcher")
+        for fleet in ("one", "two"):
+            watcher.subscribe(Topics(fleet).any_state, lambda m: states.append(DeviceState.decode(m.payload)))
+        watcher.connect(timeout_s=10.0)
+        for fleet in ("one", "two"):
+            start("--broker", broker.url, "--fleet", fleet)
+        eventually(lambda: len({state.boot_id for state in states}) == 2, "both")
+        time.sleep(1.0)
+        assert {state.status for state in states} == {"online"}
+        watcher.close()
+
+
 def test_another_key_than_the_given_one_is_never_served(learner, start, tmp_path):
     key = tmp_path / "learner.pub"
     LearnerKey.generate().public.save(key)
