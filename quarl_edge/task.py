@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from quarl_device.wire.block_spec import BlockSpec
 from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES
 from quarl_edge.config import TrainConfig
 
+EMBEDDED_BROKER = "embedded"
 _GOLDEN_COUNT = 8
 _GOLDEN_STEPS = 256
 # Of a push, beside the policy: header, golden outputs, signature.
@@ -75,6 +77,23 @@ def look_at(config: TrainConfig) -> Task:
     return Task(observation=observations[0], action=action, golden_observations=distinct[picked])
 
 
+def check_company(config: TrainConfig, broker: str) -> None:
+    """Refuse a run that no actor can ever join.
+
+    Args:
+        config: hyperparameters.
+        broker: "embedded" or a URL.
+
+    Raises:
+        UsageError: no local actors, and a broker that lets nobody else in.
+    """
+    if broker == EMBEDDED_BROKER and not config.actors:
+        raise UsageError(
+            "actors = 0 with the embedded broker: it lets only this machine's actors in, so none would ever come",
+            hint="meet actors elsewhere at a broker of yours with --broker mqtt://USER@HOST, or give --actors 1",
+        )
+
+
 def _check_size(config: TrainConfig, observation: ObservationSpec, action: ActionSpec) -> None:
     """Refuse a network that no push can carry before TensorFlow spends seconds, or its patience, on it."""
     room = MAX_INLINE_PUSH_BYTES - _PUSH_HEADER_BYTES
@@ -92,7 +111,7 @@ def _check_size(config: TrainConfig, observation: ObservationSpec, action: Actio
 
 def _least_bytes(sizes: tuple[int, ...]) -> int:
     """Return what an int8 policy takes at least: a byte per weight, four per bias, its structure."""
-    weights = sum(before * after for before, after in zip(sizes, sizes[1:], strict=False))
+    weights = sum(before * after for before, after in itertools.pairwise(sizes))
     return weights + 4 * sum(sizes[1:]) + _STRUCTURE_BYTES + _LAYER_BYTES * (len(sizes) - 2)
 
 
@@ -109,7 +128,7 @@ def _check_budget(config: TrainConfig, spec: BlockSpec) -> None:
         )
     if call > config.steps:
         raise UsageError(
-            f"updates_per_call = {config.updates_per_call:,}: one call follows {call:,.0f} steps of experience, {budget}",
+            f"updates_per_call = {config.updates_per_call:,}: one call follows {call:,.0f} steps, {budget}",
             hint="a smaller --set updates_per_call=N, or more --steps",
         )
     if config.learning_starts > config.steps:
