@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TextIO
 
-
 # The spinner and the space behind it, and a last column that stays free: some terminals wrap when it is written.
 _SPINNER_WIDTH = 3
 
