@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -110,8 +111,16 @@ def write_table(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if following:
         console.print("Next:", style="bold")
-        for command in following:
+        for command in (*_activation(), *following):
             console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _activation() -> list[str]:
+    """Return the command that has the shell find ours, where it would not (after `make demo` in a fresh clone)."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("quarl-edge") or not script.is_file():
+        return []
+    return [f". {script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script}"]
 
 
 def _finite(value: Any) -> Any:

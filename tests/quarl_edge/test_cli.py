@@ -233,3 +233,18 @@ def test_a_digest_stands_on_a_line_of_its_own(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     write_table("t", [("a", "b")], ["next"], below=["sha256 " + "0" * 64])
     assert "sha256 " + "0" * 64 in capsys.readouterr().out.splitlines()
+
+
+def test_where_the_shell_does_not_find_the_command_the_way_to_it_comes_first(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    write_table("t", [("a", "b")], ["quarl-edge evaluate m"])
+    assert "activate" not in capsys.readouterr().out
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text("")
+    write_table("t", [("a", "b")], ["quarl-edge evaluate m"])
+    assert capsys.readouterr().out.endswith("Next:\n  . .venv/bin/activate\n  quarl-edge evaluate m\n")
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/quarl-edge")
+    write_table("t", [("a", "b")], ["quarl-edge evaluate m"])
+    assert "activate" not in capsys.readouterr().out
