@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol, TextIO
 
 # The spinner and the space behind it, and a last column that stays free: some terminals wrap when it is written.
 _SPINNER_WIDTH = 3
+# What each reason of the limiter counts (`replay/limiter.py`).
+_ROUTINE = "transitions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +66,8 @@ def format_status(status: Status, width: int | None = None) -> str:
     """
     judged = "-" if status.int8_return is None else f"{status.int8_return:.1f}"
     goal = "" if status.goal_return is None else f" (goal {status.goal_return:g})"
-    # A learner waits for the next experience many times a second; without an actor it waits for a person.
-    reason = _Part(f"[{status.blocked}]" if status.blocked else "", 1 if status.actors else 9)
+    # The limiter's reasons come and go many times a second; any other one stays until somebody does something.
+    reason = _Part(f"[{status.blocked}]" if status.blocked else "", 1 if _ROUTINE in status.blocked else 9)
     parts = [
         _Part(f"{status.elapsed_s:6.1f} s", 6),
         _Part(f"steps {status.env_steps:,}", 8),

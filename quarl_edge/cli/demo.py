@@ -15,7 +15,7 @@ from quarl_device.errors import NotSolved, UsageError
 from quarl_device.wire.keys import LearnerKey
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, check_target, write_json, write_table
-from quarl_edge.cli.summary import audit_rows, selection
+from quarl_edge.cli.summary import audit_rows, milliseconds, selection
 from quarl_edge.config import TrainConfig, make_config
 from quarl_edge.extras import require_learner
 from quarl_edge.learner.result import TrainResult
@@ -78,7 +78,7 @@ class DemoReport:
     audited: int
     audit_failures: int
     push_ms_p50: float | None
-    prepare_ms_p50: float
+    prepare_ms_p50: float | None
     int8_return_mean: float
     float_return_mean: float
     fresh_return_mean: float
@@ -193,7 +193,7 @@ def _judge(
         env_steps=result.env_steps,
         updates=result.updates,
         updates_per_s=result.updates / max(result.train_s, 1e-9),
-        actor_steps_per_s=result.env_steps / max(result.train_s, 1e-9),
+        actor_steps_per_s=result.actor_steps_per_s,
         pushes=result.pushes,
         audited=result.audited,
         audit_failures=result.audit_failures,
@@ -232,7 +232,7 @@ def _show(report: DemoReport, output: Format) -> None:
 
 def _rows(report: DemoReport) -> list[tuple[str, str]]:
     seeds = f"{report.episodes} greedy episodes, start seeds {report.episode_seed}.."
-    push = "-" if report.push_ms_p50 is None else f"{report.push_ms_p50:.1f} ms"
+    ready, made = milliseconds(report.push_ms_p50), milliseconds(report.prepare_ms_p50)
     return [
         ("solved", "yes" if report.solved else "no"),
         ("int8 return", f"{report.int8_return_mean:.1f}  ({seeds}; goal {report.goal_return:g})"),
@@ -242,10 +242,7 @@ def _rows(report: DemoReport) -> list[tuple[str, str]]:
         ("training", f"{report.train_s:.1f} s  ({report.wall_s:.1f} s with set-up and judging)"),
         ("env steps", f"{report.env_steps:,}  ({report.actor_steps_per_s:,.0f}/s, held back by the replay limiter)"),
         ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
-        (
-            "pushes",
-            f"{report.pushes}  ({push} p50 to ready on an actor, {report.prepare_ms_p50:.1f} ms in the learner)",
-        ),
+        ("pushes", f"{report.pushes}  ({ready} p50 to ready on an actor, {made} in the learner)"),
         *audit_rows(report.audited, report.audit_failures),
         ("file", f"{report.policy_bytes:,} bytes int8, {report.float_bytes:,} bytes float"),
         ("act", f"{report.act_us_p50:.1f} µs p50, observation in, action out"),

@@ -26,7 +26,13 @@ def audit_rows(audited: int, failures: int) -> list[tuple[str, str]]:
 
 
 def refused_rows(refused: dict[str, int]) -> list[tuple[str, str]]:
-    """Return a row only where experience was refused."""
+    """Return a row only where blocks of experience were refused, by error code."""
     if not refused:
         return []
-    return [("refused", ", ".join(f"{count:,} × {reason}" for reason, count in sorted(refused.items())))]
+    counted = ", ".join(f"{count:,} with error {code}" for code, count in sorted(refused.items()))
+    return [("refused blocks", f"{counted}; the warnings above say why")]
+
+
+def milliseconds(value: float | None) -> str:
+    """Return "1.5 ms", "-" where nothing was measured."""
+    return "-" if value is None else f"{value:.1f} ms"

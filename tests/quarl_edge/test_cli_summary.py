@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from quarl_device.evaluate import Evaluation
@@ -54,10 +55,10 @@ def test_this_session_and_the_whole_run_are_told_apart():
 
 
 def test_what_is_wrong_has_a_row_and_what_is_right_has_none():
-    assert not {"audits", "refused"} & set(dict(train_rows(CONFIG, result())))
-    rows = dict(train_rows(CONFIG, result(audit_failures=1, ingest_refused={"signature": 2, "schema": 1})))
+    assert not {"audits", "refused blocks"} & set(dict(train_rows(CONFIG, result())))
+    rows = dict(train_rows(CONFIG, result(audit_failures=1, ingest_refused={"34": 2, "21": 1})))
     assert rows["audits"].startswith("1 of 3 pushes differed")
-    assert rows["refused"] == "1 × schema, 2 × signature"
+    assert rows["refused blocks"].startswith("1 with error 21, 2 with error 34")
     assert audit_rows(3, 0) == refused_rows({}) == []
 
 
@@ -73,11 +74,11 @@ def test_the_line_to_resume_is_shown_where_it_works(tmp_path, capsys):
 
 
 def test_the_object_of_train_is_json(tmp_path):
-    report = json.loads(json.dumps(_summary(CONFIG, RunDirectory(tmp_path), result(ingest_refused={"schema": 1}))))
+    report = json.loads(json.dumps(_summary(CONFIG, RunDirectory(tmp_path), result(ingest_refused={"34": 1}))))
     assert report["judgements"] == 12
     assert report["last_return_mean"] == 412.5
     assert (report["session_env_steps"], report["env_steps"]) == (816, 2016)
-    assert report["refused"] == {"schema": 1}
+    assert report["refused"] == {"34": 1}
     assert report["resumable"] is True
 
 
@@ -93,6 +94,9 @@ REPORT = DemoReport(
 def test_the_demo_says_how_its_file_was_chosen(capsys):
     assert dict(_rows(REPORT))["chosen as"].startswith("best of 9 judgements on the same 20 start seeds")
     assert "audits" not in dict(_rows(REPORT))
+    assert dict(_rows(REPORT))["pushes"] == "76  (5.5 ms p50 to ready on an actor, 1.6 ms in the learner)"
+    untold = dataclasses.replace(REPORT, push_ms_p50=None, prepare_ms_p50=None)
+    assert dict(_rows(untold))["pushes"] == "76  (- p50 to ready on an actor, - in the learner)"
     _show(REPORT, Format.JSON)
     report = json.loads(capsys.readouterr().out)
     assert (report["audited"], report["audit_failures"], report["judgements"]) == (2, 0, 9)

@@ -6,6 +6,7 @@ import io
 import pytest
 
 from quarl_edge.progress import LineProgress, LiveProgress, Status, format_status
+from quarl_edge.replay.limiter import SampleToInsertRatio
 
 TRAINING = Status(
     env_steps=12_800, budget_steps=50_000, updates=6_400, pushes=50, int8_return=212.4,
@@ -69,6 +70,20 @@ def test_what_matters_least_goes_first():
 def test_without_actors_the_reason_stays_longest():
     assert "[waiting for actors]" in format_status(ALONE, 77)
     assert format_status(ALONE, 22) == "[waiting for actors]"
+
+
+def test_a_reason_that_stays_is_never_the_first_to_go():
+    full = dataclasses.replace(TRAINING, blocked="the journal cannot be written: no space left")
+    assert "[the journal cannot be written: no space left]" in format_status(full, 77)
+
+
+def test_the_limiters_reasons_are_known_as_passing_ones():
+    limiter = SampleToInsertRatio(2.0, 10, 100.0)
+    assert "[" not in format_status(dataclasses.replace(TRAINING, blocked=limiter.why_blocked()), 77)
+    limiter.insert(10)
+    limiter.sample(115)
+    assert limiter.why_blocked(64)
+    assert "[" not in format_status(dataclasses.replace(TRAINING, blocked=limiter.why_blocked(64)), 77)
 
 
 def test_a_reader_that_has_gone_does_not_end_a_run():
