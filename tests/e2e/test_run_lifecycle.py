@@ -43,7 +43,12 @@ def test_a_run_resumes_where_it_ended(tmp_path):
     assert again.returncode == 0, again.stderr
     after = last_json(again)
     assert after["env_steps"] >= 2000
+    assert after["session_env_steps"] == after["env_steps"] - before["env_steps"]
+    assert after["session_updates"] == after["updates"] - before["updates"]
     assert after["updates"] > before["updates"] > 0
+    used_up = edge("train", "--resume", "--run", "r", "--steps", 1500, cwd=tmp_path)
+    assert used_up.returncode == 2, used_up.stderr
+    assert f"{after['env_steps']:,} steps" in used_up.stderr
     assert len(set(ledger(tmp_path / "r"))) == len(ledger(tmp_path / "r"))
 
 

@@ -202,7 +202,7 @@ class Setting:
         small = {
             "hidden": (4,), "batch_size": 8, "updates_per_call": 4, "samples_per_insert": 8.0, "learning_starts": 32,
             "push_period_updates": 8, "evaluate_period_pushes": 2, "steps": 2_000, "goal_return": None,
-            "checkpoint_period_steps": 0, "target_period_updates": 0,
+            "checkpoint_period_steps": 10**9, "target_period_updates": 0,
         }  # fmt: skip
         if settings.get("lockstep"):
             small["actors"] = 1
