@@ -20,7 +20,6 @@ class Status:
     """A moment of a run.
 
     Attributes:
-        phase: not shown.
         env_steps: environment steps stored.
         budget_steps: environment steps allowed.
         updates: gradient steps done.
@@ -32,7 +31,6 @@ class Status:
         blocked: why the learner waits, "" when it does not.
     """
 
-    phase: str = ""
     env_steps: int = 0
     budget_steps: int = 0
     updates: int = 0

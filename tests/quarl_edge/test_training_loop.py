@@ -11,8 +11,9 @@ from quarl_device.errors import ActorFailed, CheckpointError, LearnerAlive, Mode
 from quarl_device.evaluate import Evaluation
 from quarl_edge.config import make_config
 from quarl_edge.learner import loop as module
-from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
+from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MemoryMetrics
+from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.result import StopReason
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.evaluator import Judged
