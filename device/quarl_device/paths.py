@@ -16,9 +16,13 @@ def _base(variable: str, fallback: str) -> Path:
     if value.startswith("/"):
         return Path(value)
     try:
-        return Path.home() / fallback
+        home = Path.home()
     except RuntimeError as error:
         raise UsageError("this user has no home directory", hint=f"set HOME, or {variable}") from error
+    if os.environ.get("HOME") == "":
+        # Python takes an empty one for the root of the file system.
+        raise UsageError("HOME is empty", hint=f"set HOME, or {variable}")
+    return home / fallback
 
 
 def config_dir() -> Path:

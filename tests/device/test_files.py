@@ -100,3 +100,10 @@ def test_no_home_directory_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(paths.Path, "home", fail)
     with pytest.raises(UsageError, match="set HOME, or XDG_CONFIG_HOME"):
         paths.config_dir()
+
+
+def test_an_empty_home_is_not_the_root_of_the_file_system(monkeypatch):
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", "")
+    with pytest.raises(UsageError, match="HOME is empty"):
+        paths.config_dir()
