@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
+from quarl_device import catch
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import (
     ContractError,
@@ -36,6 +37,8 @@ _EXTRAS = {
     "tabular": "pip install 'gymnasium[jax]'",
 }
 Array = NDArray[Any]
+
+catch.register()
 
 
 @dataclass(frozen=True, kw_only=True)
