@@ -7,7 +7,7 @@ take, and with a drift that a single frame shows as the ball's tail.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,10 @@ class Catch(gymnasium.Env[Frame, np.int64]):
     ``BALLS * (CELLS - 1)`` steps.
     """
 
-    def __init__(self) -> None:
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 8}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(0, 255, (SIZE_PIXELS, SIZE_PIXELS, 1), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(3)
         self._balls = 0
@@ -61,6 +64,10 @@ class Catch(gymnasium.Env[Frame, np.int64]):
             self._drop()
             frame = self._draw()
         return frame, reward, not self._balls, False, {}
+
+    def render(self) -> Frame:
+        """Return the frame as uint8[36, 36, 3]."""
+        return np.repeat(self._draw(), 3, axis=2)
 
     def _drop(self) -> None:
         self._ball = self._tail = (0, int(self.np_random.integers(CELLS)))
