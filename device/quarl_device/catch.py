@@ -7,7 +7,7 @@ take, and with a drift that a single frame shows as the ball's tail.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,7 @@ class Catch(gymnasium.Env[Frame, np.int64]):
     ``BALLS * (CELLS - 1)`` steps.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 8}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012  gymnasium declares it so
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode

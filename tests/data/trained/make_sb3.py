@@ -43,7 +43,9 @@ RECIPES = {
          "learning_starts": 1000, "gamma": 0.99, "target_update_interval": 10, "train_freq": 256,
          "gradient_steps": 128, "exploration_fraction": 0.16, "exploration_final_eps": 0.04},
     ),
-    "a2c_cartpole": (A2C, "CartPole-v1", 8, 150_000, False, {"policy": "MlpPolicy", "policy_kwargs": SMALL, "ent_coef": 0.0}),
+    "a2c_cartpole": (
+        A2C, "CartPole-v1", 8, 150_000, False, {"policy": "MlpPolicy", "policy_kwargs": SMALL, "ent_coef": 0.0},
+    ),
     "ppo_cartpole": (
         PPO, "CartPole-v1", 8, 80_000, True,
         {"policy": "MlpPolicy", "policy_kwargs": SMALL, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8,
@@ -109,7 +111,9 @@ def train(name: str) -> None:
     # Without its replay and optimizers; what acts is all that an export reads.
     model.save(str(HERE / f"{name}.zip"), exclude=["replay_buffer"])
     size = (HERE / f"{name}.zip").stat().st_size
-    print(f"{name}: {mean:.1f} +- {spread:.1f} after {time.monotonic() - began:.0f} s; {size:,} bytes", flush=True)
+    spent_s = time.monotonic() - began
+    sys.stdout.write(f"{name}: {mean:.1f} +- {spread:.1f} after {spent_s:.0f} s; {size:,} bytes\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
