@@ -22,10 +22,10 @@ from quarl_export.arithmetic import (
 from quarl_export.ir.layers import Layer
 from quarl_export.range_plan import QuantizationOptions
 
-# Kernels are written transposed. In blocks that stay in the cache, the transposition costs next to nothing.
+# Kernels are written transposed, in blocks of channels that stay in the cache.
 _BLOCK_WEIGHTS = 1 << 17
 
-Scratch = dict[tuple[int, Any], NDArray[Any]]
+Scratch = dict[tuple[tuple[int, ...], Any], NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,22 +116,20 @@ def write_kernel(
         bits: of the kernel.
         scratch: kept by the caller from call to call, so that nothing is allocated.
     """
-    columns = as_rows(layer, kernel).T
-    channels, rows = columns.shape
+    weights = as_rows(layer, kernel)
+    rows, channels = weights.shape
     block = max(1, min(channels, _BLOCK_WEIGHTS // rows))
-    dtype = np.float64 if scales.limit is None else np.float32
-    buffer = scratch.get((rows * block, dtype))
-    if buffer is None:
-        buffer = scratch[rows * block, dtype] = np.empty(rows * block, dtype)
     for start in range(0, channels, block):
-        part = columns[start : start + block]
-        work = buffer[: part.size].reshape(part.shape)
-        steps: NDArray[Any]
+        part = weights[:, start : start + block]
+        steps, whole = (_scratch(scratch, part.shape, dtype) for dtype in (np.float32, np.int8))
         if scales.limit is None:
-            steps = quantize_channels(part, scales.kernel[start : start + block], work)
+            work = _scratch(scratch, part.shape, "work")
+            quantize_channels(part, scales.kernel[start : start + block], steps, work)
         else:
-            steps = quantize_kernel(part, scales.limit, work, bits=bits)
-        np.copyto(target[start : start + block], steps, casting="unsafe")
+            quantize_kernel(part, scales.limit, steps, bits=bits)
+        # As whole bytes first: transposing floats takes four times as long.
+        np.copyto(whole, steps, casting="unsafe")
+        target[start : start + block] = whole.T
 
 
 def snapped(
@@ -145,6 +143,12 @@ def snapped(
     if bias is not None:
         bias = (quantize_bias(bias, scales.bias) * scales.bias).astype(np.float32)
     return rows.reshape(kernel.shape), bias
+
+
+def _scratch(scratch: Scratch, shape: tuple[int, ...], use: Any) -> NDArray[Any]:
+    if (shape, use) not in scratch:
+        scratch[shape, use] = np.empty(shape, np.float32 if use == "work" else use)
+    return scratch[shape, use]
 
 
 def _check_finite(layer: Layer, limits: Any) -> None:

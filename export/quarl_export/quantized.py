@@ -137,11 +137,28 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
     ) -> None:
         super().__init__(name="network")
         self._plan = plan
-        # In a tuple, where Keras does not look: it would wrap mappings and track arrays.
+        # Variables, not constants: those would be copied with every function that TensorFlow makes of this.
+        names = list(plan.graph.weight_shapes)
+        self._arrays_of_graph = [
+            self.add_weight(
+                f"array_{place}",
+                shape=values.weights[name].shape,
+                initializer=lambda shape, dtype=None, array=values.weights[name]: tf.constant(array),
+                trainable=False,
+            )
+            for place, name in enumerate(names)
+        ]
+        # In tuples, where Keras does not look: it would wrap mappings.
+        self._names = (names,)
         self._policy = (values, ranges, _limits(plan, values.weights, ranges) if quantize_weights else {})
 
     def call(self, inputs: Any) -> list[Any]:
         """Return the outputs for ``float32[batch, *shape]`` inputs, both as lists in the graph's order."""
+        outputs: list[Any] = self._outputs(inputs)
+        return outputs
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _outputs(self, inputs: Any) -> list[Any]:
         graph, floats = self._plan.graph, self._plan.floats
         exact: dict[str, Any] = {}
         """What float layers read."""
@@ -180,8 +197,8 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         return tensor * scale
 
     def _arrays(self, layer: Layer) -> list[Any]:
-        values, _, limits = self._policy
-        arrays = [tf.constant(values.weights[name]) for name in layer.weight_names()]
+        (names,), (_, _, limits) = self._names, self._policy
+        arrays = [self._arrays_of_graph[names.index(name)] for name in layer.weight_names()]
         if layer.name in limits:
             limit = limits[layer.name]
             arrays[0] = tf.quantization.fake_quant_with_min_max_vars(
