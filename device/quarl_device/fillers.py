@@ -117,7 +117,7 @@ def _table_encoder(binding: InputBinding, shape: tuple[int, ...]) -> Encode:
         work = np.empty(shape, np.uint8)
 
         def shift(observation: Any, into: Array) -> None:
-            np.bitwise_xor(observation, _SIGN, work, casting="unsafe")
+            np.bitwise_xor(observation, _SIGN, out=work, casting="unsafe")
             into[...] = work.view(np.int8)
 
         return shift
@@ -134,35 +134,46 @@ def _arithmetic_encoder(binding: InputBinding, work: NDArray[np.float32]) -> Enc
     steps: list[tuple[np.ufunc, Any]] = []
     if binding.factor is not None:
         steps += [(np.subtract, binding.offset), (np.multiply, binding.factor)]
-        if binding.clip:
-            steps += [(np.maximum, np.float32(-binding.clip)), (np.minimum, np.float32(binding.clip))]
     if not binding.scale:
-        return _steps_encoder(work, tuple(steps))
-    low, high = binding.limits
-    before = (*steps, (np.multiply, np.float32(1.0) / np.float32(binding.scale)))
-    after: tuple[tuple[np.ufunc, Any], ...] = (
-        *(((np.add, np.float32(binding.zero_point)),) if binding.zero_point else ()),
-        (np.maximum, np.float32(low)),
-        (np.minimum, np.float32(high)),
-    )
+        if binding.factor is not None and binding.clip:
+            steps += [(np.maximum, -binding.clip), (np.minimum, binding.clip)]
+        return _float_encoder(work, _operands(steps))
+    inverse = np.float32(1.0) / np.float32(binding.scale)
+    before = _operands([*steps, (np.multiply, inverse)])
+    after = _operands([*([(np.add, binding.zero_point)] if binding.zero_point else []), *_clamps(binding, inverse)])
+    rint, copyto = np.rint, np.copyto
 
     def encode(observation: Any, into: Array) -> None:
         work[...] = observation
         for ufunc, operand in before:
-            ufunc(work, operand, work)
-        np.rint(work, work)
+            ufunc(work, operand, out=work)
+        rint(work, out=work)
         for ufunc, operand in after:
-            ufunc(work, operand, work)
-        into[...] = work
+            ufunc(work, operand, out=work)
+        copyto(into, work, casting="unsafe")
 
     return encode
 
 
-def _steps_encoder(work: NDArray[np.float32], steps: tuple[tuple[np.ufunc, Any], ...]) -> Encode:
+def _clamps(binding: InputBinding, inverse: np.float32) -> list[tuple[np.ufunc, Any]]:
+    """Return the tensor's limits, narrowed by the normaliser's clip: what follows that clip only ever grows with it."""
+    low, high = (float(limit) for limit in binding.limits)
+    if binding.clip:
+        reach = np.rint(np.float32(binding.clip) * inverse)
+        low, high = max(low, float(binding.zero_point - reach)), min(high, float(binding.zero_point + reach))
+    return [(np.maximum, low), (np.minimum, high)]
+
+
+def _operands(steps: list[tuple[np.ufunc, Any]]) -> tuple[tuple[np.ufunc, NDArray[np.float32]], ...]:
+    # A Python or numpy scalar costs a conversion in every call.
+    return tuple((ufunc, np.array(operand, np.float32)) for ufunc, operand in steps)
+
+
+def _float_encoder(work: NDArray[np.float32], steps: tuple[tuple[np.ufunc, NDArray[np.float32]], ...]) -> Encode:
     def encode(observation: Any, into: Array) -> None:
         work[...] = observation
         for ufunc, operand in steps:
-            ufunc(work, operand, work)
+            ufunc(work, operand, out=work)
         into[...] = work
 
     return encode

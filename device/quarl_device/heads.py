@@ -28,6 +28,8 @@ Sample = Callable[[Any, np.random.Generator], Any]
 OUTPUT_DTYPES = ("float32", "int8", "uint8", "int16")
 # A standard deviation beyond e^±20 is no wish of any policy, and its square leaves float32.
 MAX_LOG_STD = 20.0
+FEW = 8
+"""So many numbers are faster one by one in Python than as an array."""
 _HEADS_OF = {"discrete": ("q_values", "logits"), "box": ("action", "gaussian")}
 
 
@@ -41,6 +43,7 @@ class OutputBinding:
         scale: of a quantized tensor; 0 for float32.
         zero_point: of a quantized tensor.
         flat: the tensor is [batch, elements] without further axes.
+        dtype: of the tensor.
     """
 
     role: str
@@ -48,6 +51,7 @@ class OutputBinding:
     scale: float = 0.0
     zero_point: int = 0
     flat: bool = True
+    dtype: str = "float32"
 
 
 def check_head(contract: PolicyContract) -> None:
@@ -95,6 +99,7 @@ def _bind(role: str, name: str, tensor: Tensor | None) -> OutputBinding:
         scale=float(tensor.quantization.scales[0]),
         zero_point=int(tensor.quantization.zero_points[0]),
         flat=len(tensor.shape) == 2,
+        dtype=tensor.dtype,
     )
 
 
@@ -131,55 +136,98 @@ class BoxHead:
         action, size = contract.action, action_size(contract)
         self._shape, self._rows = shape, (-1, size)
         self._outputs, self._many = outputs, len(outputs) > 1
-        self._log_std = np.array(contract.head.log_std, np.float32)
+        self._log_std = np.array(contract.head.log_std, np.float64)
         self._squash = contract.head.squash == "tanh"
         self._scale = np.array(action.scale or [1.0] * size, np.float64)
         self._offset = np.array(action.offset or [0.0] * size, np.float64)
         # Bounds that the action's own dtype can hold.
         self._low, self._high = (np.array(bound, np.float32).astype(np.float64) for bound in (action.low, action.high))
         self.greedy: Decide = self._greedy
-        if size == 1 and shape == (1,) and not (self._many or self._squash or outputs[0].scale) and outputs[0].flat:
-            self.greedy = self._one_number()
+        if shape == action.shape and size <= FEW and outputs[0].flat:
+            if outputs[0].dtype in ("int8", "uint8"):
+                self.greedy = self._few_stored()
+            elif not (self._many or self._squash or outputs[0].scale):
+                self.greedy = self._one_number() if shape == (1,) else self._few_numbers()
 
     def _greedy(self, results: Any) -> NDArray[np.float32]:
         """Return the action, or the mean's, as a fresh float32 array."""
-        mean = results[0] if self._many else results
-        return self._finish(real_output(self._outputs[0], mean).reshape(self._rows))
+        return self._finish(self._wide(results[0] if self._many else results, 0))
+
+    def _wide(self, values: Array, number: int) -> NDArray[np.float64]:
+        """Return output `number` in its own units, float64 [B, size]."""
+        output = self._outputs[number]
+        wide = values.astype(np.float64).reshape(self._rows)
+        if output.scale:
+            np.subtract(wide, output.zero_point, out=wide)
+            np.multiply(wide, output.scale, out=wide)
+        return wide
 
     def _one_number(self) -> Decide:
-        """Return the same for an action of one number, in Python's own floats: half the time."""
-        (scale,), (offset,), (low,), (high,) = (
-            array.tolist() for array in (self._scale, self._offset, self._low, self._high)
-        )
-        array, float32 = np.array, np.float32
+        """Return the same for one float32 number, in Python's own floats and the runtime's own fresh array."""
+        [(scale, offset, low, high)] = self._numbers()
 
-        def greedy(results: Array) -> NDArray[np.float32]:
-            value = results.tolist()[0][0] * scale + offset
-            value = low if value < low else high if value > high else value
-            return array((value,), float32)
+        def greedy(results: Array) -> Array:
+            value = results.item() * scale + offset
+            results.fill(low if value < low else high if value > high else value)
+            action: Array = results[0]
+            return action
 
         return greedy
 
+    def _few_numbers(self) -> Decide:
+        numbers = self._numbers()
+        empty = np.zeros(len(numbers), np.float32)
+        shape = self._shape
+
+        def greedy(results: Array) -> NDArray[np.float32]:
+            values = []
+            for value, (scale, offset, low, high) in zip(results.tolist()[0], numbers, strict=True):
+                number = value * scale + offset
+                values.append(low if number < low else high if number > high else number)
+            action = empty.copy()
+            action[...] = values
+            return action.reshape(shape)
+
+        return greedy
+
+    def _few_stored(self) -> Decide:
+        """Return the same for few 8-bit numbers: each of the 256 stored values has one answer."""
+        stored = np.arange(256, dtype=np.uint8).view(self._outputs[0].dtype)
+        columns = np.repeat(stored[:, None], self._scale.size, axis=1)
+        tables = self._answers(self._wide(columns, 0)).T.tolist()
+        empty, many, shape = np.zeros(len(tables), np.float32), self._many, self._shape
+
+        def greedy(results: Any) -> Array:
+            row = (results[0] if many else results).tolist()[0]
+            action = empty.copy()
+            # A negative number counts from the table's end, as its bits do.
+            action[...] = [table[value] for table, value in zip(tables, row, strict=True)]
+            return action.reshape(shape)
+
+        return greedy
+
+    def _numbers(self) -> list[tuple[float, float, float, float]]:
+        arrays = (self._scale, self._offset, self._low, self._high)
+        return list(zip(*(array.tolist() for array in arrays), strict=True))
+
     def sample(self, results: Any, rng: np.random.Generator) -> NDArray[np.float32]:
         """Return an action drawn from the gaussian, float32."""
-        if self._many:
-            mean = real_output(self._outputs[0], results[0]).reshape(self._rows)
-            log_std = real_output(self._outputs[1], results[1]).reshape(self._rows)
-        else:
-            mean, log_std = real_output(self._outputs[0], results).reshape(self._rows), self._log_std
-        noise = rng.standard_normal(mean.shape, np.float32)
-        noise *= np.exp(np.clip(log_std, -MAX_LOG_STD, MAX_LOG_STD))
-        return self._finish(mean + noise)
+        mean = self._wide(results[0] if self._many else results, 0)
+        log_std = self._wide(results[1], 1) if self._many else self._log_std
+        spread = np.exp(np.clip(log_std, -MAX_LOG_STD, MAX_LOG_STD))
+        return self._finish(mean + spread * rng.standard_normal(mean.shape))
 
-    def _finish(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _finish(self, wide: NDArray[np.float64]) -> NDArray[np.float32]:
+        return self._answers(wide).reshape(self._shape)
+
+    def _answers(self, wide: NDArray[np.float64]) -> NDArray[np.float32]:
         if self._squash:
-            values = np.tanh(values)
-        wide = np.multiply(values, self._scale)
-        np.add(wide, self._offset, wide)
-        np.maximum(wide, self._low, wide)
-        np.minimum(wide, self._high, wide)
-        action: NDArray[np.float32] = wide.astype(np.float32)
-        return action.reshape(self._shape)
+            np.tanh(wide, out=wide)
+        np.multiply(wide, self._scale, out=wide)
+        np.add(wide, self._offset, out=wide)
+        np.maximum(wide, self._low, out=wide)
+        np.minimum(wide, self._high, out=wide)
+        return wide.astype(np.float32)
 
 
 def greedy_index(output: OutputBinding, n: int, start: int) -> Decide:

@@ -108,6 +108,16 @@ def plain_index(infer: Infer, buffer: Array, row: Array, n: int, start: int) -> 
     return act if n <= 32 else act_many
 
 
+def plain_act(infer: Infer, buffer: Array, row: Array, decide: Decide) -> Act:
+    """Return the hot path of a plain observation and any head."""
+
+    def act(observation: Any) -> Any:
+        row[...] = observation
+        return decide(infer(buffer))
+
+    return act
+
+
 def plain_batch(infer: Infer, shape: tuple[int, ...], binding: InputBinding, decide: Decide) -> Act:
     """Return the hot path of [batch_size, *shape] plain observations."""
     buffer = np.zeros(shape, binding.dtype)

@@ -34,6 +34,7 @@ from quarl_device.hot_path import (
     batch_results,
     compose,
     copies,
+    plain_act,
     plain_batch,
     plain_index,
     plain_row,
@@ -157,20 +158,23 @@ class Policy:
         contract, output = self.contract, self._outputs[0]
         if contract.action.kind == "box":
             head = BoxHead(contract, self._outputs, shape=contract.action.shape)
-            act = compose(self._results, head.greedy)
+            act = self._joined(head.greedy)
             return act, act, head.sample if contract.head.kind == "gaussian" else None
         n, start = contract.action.n, contract.action.start
         sample = sample_index(output, start) if contract.head.kind == "logits" else None
-        plain = plain_row(self.inputs, self._fillers)
-        if plain is not None and output.flat:
-            buffer = self._fillers[0].buffer
-            act_index, act = (plain_index(self.model.infer, buffer, plain, n, first) for first in (0, start))
+        row = plain_row(self.inputs, self._fillers)
+        if row is not None and output.flat:
+            act_index, act = (
+                plain_index(self.model.infer, self._fillers[0].buffer, row, n, first) for first in (0, start)
+            )
             return act_index, act, sample
-        return (
-            compose(self._results, greedy_index(output, n, 0)),
-            compose(self._results, greedy_index(output, n, start)),
-            sample,
-        )
+        return self._joined(greedy_index(output, n, 0)), self._joined(greedy_index(output, n, start)), sample
+
+    def _joined(self, decide: Decide) -> Act:
+        row = plain_row(self.inputs, self._fillers)
+        if row is None:
+            return compose(self._results, decide)
+        return plain_act(self.model.infer, self._fillers[0].buffer, row, decide)
 
     def _batch(self, model: LoadedModel) -> Act:
         contract, rows = self.contract, model.batch_size
