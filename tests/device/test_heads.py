@@ -372,6 +372,7 @@ GAUSSIAN = FILES["pendulum_gaussian"].contract
         ({"action": dataclasses.replace(GAUSSIAN.action, offset=(1.0,) * 3)}, "offset has 3 elements"),
         ({"action": dataclasses.replace(GAUSSIAN.action, low=(0.0, 0.0), high=(1.0, 1.0))}, "low has 2 elements"),
         ({"action": dataclasses.replace(GAUSSIAN.action, low=(3.0,), high=(1.0,))}, "lower bound above"),
+        ({"action": dataclasses.replace(GAUSSIAN.action, shape=(-1, -1))}, "shape .* is not allowed"),
         (
             {"normalizer": dataclasses.replace(GAUSSIAN.normalizer, offset={"x": ()}, scale={"x": ()})},
             r"normaliser names \['x'\]",
