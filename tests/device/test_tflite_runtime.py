@@ -16,7 +16,6 @@ FILES = ("cartpole", "acrobot")
 CONFORM = """
 import json, sys, traceback
 from pathlib import Path
-from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 from quarl_device.runtime import find_runtime
 from quarl_device.testing.runtime_conformance import RUNTIME_CHECKS, RuntimeCase
