@@ -23,6 +23,7 @@ import torch
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
+from stable_baselines3.common import save_util
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 HERE = Path(__file__).parent / "sb3"
@@ -82,7 +83,7 @@ def head_modules(model: Any) -> dict[str, torch.nn.Module]:
         return {"logits" if discrete else "mean": policy.action_net}
     if isinstance(model, SAC) and not model.use_sde:
         return {"mean": policy.actor.mu, "log_std": policy.actor.log_std}
-    return {"action": policy.actor.mu}
+    return {"before_tanh": policy.actor.mu} if isinstance(model, SAC) else {"action": policy.actor.mu}
 
 
 def record(name: str, model: Any, observation: Any, seen: Any) -> None:
@@ -104,6 +105,7 @@ def record(name: str, model: Any, observation: Any, seen: Any) -> None:
 def keep(name: str, model: Any, *, steps: int, space: spaces.Space | None = None, stack: int = 1) -> None:
     """Train, save, and record what the agent does."""
     model.learn(steps)
+    sharpen(model)
     env = model.get_env()
     convolved = any(parameter.ndim == 4 for parameter in model.policy.parameters())
     if convolved:
@@ -118,6 +120,16 @@ def keep(name: str, model: Any, *, steps: int, space: spaces.Space | None = None
     observation = sample(space or env.observation_space, stack)
     seen = normalizer.normalize_obs(observation) if normalizer is not None else observation
     record(name, model, observation, seen)
+
+
+def sharpen(model: Any) -> None:
+    """Blow up the last layers, so that actions differ between observations and clips cut."""
+    for role, module in head_modules(model).items():
+        last = [part for part in module.modules() if isinstance(part, torch.nn.Linear)][-1]
+        with torch.no_grad():
+            last.weight.mul_({"q_values": 10, "log_std": 1, "before_tanh": 100, "action": 3}.get(role, 40))
+            if role == "q_values":
+                last.bias.zero_()
 
 
 def tie(model: Any) -> None:
@@ -155,7 +167,7 @@ def discrete_agents() -> None:
     keep("ppo_elu", PPO("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, batch_size=16, **on), steps=64)
     keep("ppo_linear", PPO("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": []}, batch_size=16, **on), steps=64)
     three = spaces.Discrete(3)
-    env = noise(VECTOR, three, stack=4, norm_reward=False, clip_obs=2.0)
+    env = noise(VECTOR, three, stack=4, norm_reward=False, clip_obs=1.2)
     keep("dqn_stacked", DQN("MlpPolicy", env, policy_kwargs=small, **off), steps=200, space=VECTOR, stack=4)
     both = spaces.Dict({"z": VECTOR, "a": spaces.Box(-1, 1, (2, 3))})
     keep("dqn_dict", DQN("MultiInputPolicy", noise(both, three), policy_kwargs=small, **off), steps=200, space=both)
@@ -203,6 +215,8 @@ def main() -> None:
     assert torch.__version__.split("+")[0] == "2.13.0"
     assert stable_baselines3.__version__ == "2.9.2"
     torch.set_num_threads(1)
+    # What machine made them is nobody's business.
+    save_util.get_system_info = lambda print_info=True: ({}, "- Stable-Baselines3: 2.9.2\n- PyTorch: 2.13.0\n")
     HERE.mkdir(exist_ok=True)
     for space in (PIXELS, GREY, SMALL, VECTOR):
         space.seed(7)

@@ -47,10 +47,14 @@ class PickledArray:
         self._array: NDArray[Any] | None = None
 
     @classmethod
-    def from_buffer(cls, data: Any, dtype: Any, shape: Any, order: Any) -> PickledArray:
-        """Stand for numpy's `_frombuffer`."""
+    def from_buffer(cls, data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> PickledArray:
+        """Stand for numpy's `_frombuffer`; `axes` say how a transposed array lies (numpy 2.3 and later)."""
         made = cls()
         made.build((1, shape, dtype, order == "F", data))
+        if order == "K" and axes is not None and made._array is not None:
+            if not isinstance(axes, (tuple, list)) or sorted(axes) != list(range(made._array.ndim)):
+                raise ValueError("an array's order of axes")
+            made._array = made._array.transpose(axes)
         return made
 
     def build(self, state: Any) -> None:

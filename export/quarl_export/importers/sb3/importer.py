@@ -152,7 +152,11 @@ def _last_observations(settings: Mapping[str, Any], seen: tuple[Seen, ...], what
 
 def _as_given(array: NDArray[Any], seen: Seen) -> NDArray[Any] | None:
     """Return observations [N, *spec.shape] of what the policy saw, `None` where they are of anything else."""
-    if array.shape[1:] != seen.box.shape or not np.isfinite(array).all() or seen.spec.stack > 1 or not len(array):
+    if not len(array) or not np.isfinite(array).all() or seen.spec.stack > 1:
+        return None
+    if array.shape[1:] == seen.spec.shape:
+        return array
+    if array.shape[1:] != seen.box.shape:
         return None
     if seen.is_image and seen.spec.shape == seen.shape:
         array = np.moveaxis(array, 1, -1)
