@@ -64,6 +64,10 @@ def run_graph(graph: PolicyGraph, weights: Mapping[str, Float32], inputs: Mappin
     return tensors
 
 
+def _flat(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape))
+
+
 def _laid_out(raw: NDArray[Any], spec: ObservationSpec, shape: tuple[int, ...]) -> NDArray[Any]:
     """Join stacked frames along the last axis; turn round images that the environment has channels first."""
     frame, stack = spec.shape, spec.stack
@@ -78,10 +82,6 @@ def _laid_out(raw: NDArray[Any], spec: ObservationSpec, shape: tuple[int, ...]) 
     if channels_first and raw.shape[1:] != shape:
         raw = np.moveaxis(raw, 1, -1)
     return raw.reshape(len(raw), *shape)
-
-
-def _flat(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape))
 
 
 def _patches(image: Float32, window: tuple[int, int], layer: Layer, *, fill: float) -> Float32:
