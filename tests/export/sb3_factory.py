@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import math
 import pickle
@@ -139,7 +140,7 @@ def linear(inputs: int, outputs: int, seed: int = 0) -> tuple[np.ndarray, np.nda
 def perceptron(prefix: str, *widths: int) -> dict[str, np.ndarray]:
     """Return the tensors of a Sequential of Linear layers at even places."""
     tensors = {}
-    for place, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+    for place, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
         weight, bias = linear(inputs, outputs, place)
         tensors |= {f"{prefix}{2 * place}.weight": weight, f"{prefix}{2 * place}.bias": bias}
     return tensors

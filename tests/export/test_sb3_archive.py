@@ -18,6 +18,11 @@ def agent(tmp_path):
     return write_agent(tmp_path / "agent.zip")
 
 
+def directory(data):
+    """Return where the outer archive's directory begins: its end says so."""
+    return struct.unpack_from("<I", data, data.rindex(b"PK\x05\x06") + 16)[0]
+
+
 def raw(path, members, compression=zipfile.ZIP_STORED):
     path.write_bytes(zipped(members, compression))
     return path
@@ -37,9 +42,18 @@ def test_it_is_known_by_its_content(agent, tmp_path):
 
 
 def test_a_cut_off_one_is_known_and_refused_as_that(agent):
-    agent.write_bytes(agent.read_bytes()[:-100])
-    assert is_sb3(agent)
-    with pytest.raises(ModelFileError, match="cut off"):
+    whole = agent.read_bytes()
+    for length in (60, 3_000, len(whole) - 300, len(whole) - 100, len(whole) - 1):
+        agent.write_bytes(whole[:length])
+        assert is_sb3(agent)
+        with pytest.raises(ModelFileError, match="cut off"):
+            read_archive(agent)
+
+
+def test_bytes_in_front_are_refused(agent):
+    agent.write_bytes(b"#!/bin/sh\n" + agent.read_bytes())
+    assert not is_sb3(agent)
+    with pytest.raises(ModelFileError, match="does not begin"):
         read_archive(agent)
 
 
@@ -63,7 +77,7 @@ def test_foreign_files_are_not_it(tmp_path, content):
 def test_other_archives_directories_and_nothing_are_not_it(tmp_path):
     keras = raw(tmp_path / "a.keras", {"config.json": b"{}", "metadata.json": b"{}", "model.weights.h5": b""})
     assert not is_sb3(keras)
-    with pytest.raises(ModelFileError, match="missing: data, policy.pth"):
+    with pytest.raises(ModelFileError, match=r"missing: data, policy\.pth"):
         read_archive(keras)
     for path in (tmp_path, tmp_path / "none.zip"):
         assert not is_sb3(path)
@@ -116,12 +130,10 @@ def test_members_and_the_file_are_capped(agent, monkeypatch):
 
 def test_a_member_that_is_larger_than_it_claims_gives_no_more(agent):
     data = bytearray(agent.read_bytes())
-    # The central directory's entry for "data": its decompressed size is at 24, and the compressed one at 20.
-    at = data.rindex(b"PK\x01\x02", 0, data.rindex(b"policy.pth"))
-    at = data.index(b"PK\x01\x02")
-    struct.pack_into("<II", data, at + 20, 10, 10)
+    # The directory's entry for "data", the first: compressed and decompressed size.
+    struct.pack_into("<II", data, directory(data) + 20, 10, 10)
     agent.write_bytes(bytes(data))
-    with pytest.raises(ModelFileError, match="damaged|cut off"):
+    with pytest.raises(ModelFileError, match=r"damaged|cut off"):
         read_archive(agent)
 
 
@@ -141,8 +153,7 @@ def test_other_compressions_are_refused(tmp_path):
 
 def test_encrypted_members_are_refused(agent):
     data = bytearray(agent.read_bytes())
-    at = data.index(b"PK\x01\x02")
-    data[at + 8] |= 1
+    data[directory(data) + 8] |= 1
     agent.write_bytes(bytes(data))
     with pytest.raises(ModelFileError, match="encrypted"):
         read_archive(agent)
