@@ -120,7 +120,7 @@ class Members:
         infos = self._archive.infolist()
         if len(infos) > MAX_MEMBERS:
             raise ModelFileError(f"{what}: {len(infos):,} members are over the cap of {MAX_MEMBERS:,}")
-        if infos and min(info.header_offset for info in infos):
+        if min((info.header_offset for info in infos), default=0):
             # A directory that was found behind other bytes: of the torch archive inside one that was cut off.
             raise ModelFileError(f"{what} was cut off, or does not begin as a zip archive does")
         self.sizes: dict[str, int] = {}

@@ -85,6 +85,8 @@ def _channels_last(shape: Shape) -> Shape:
 def _assumed(key: str, box: Box, is_image: bool, stack: int, what: str) -> ObservationSpec:
     shape = _channels_last(box.shape) if is_image else box.shape
     low, high = (_bounds(bound, is_image) for bound in (box.low, box.high))
+    if not is_image and _stacked_bounds(box):
+        low = high = None
     spec = ObservationSpec(key=key, shape=shape, dtype=box.dtype, low=low, high=high)
     if stack == 1:
         return spec
@@ -118,6 +120,22 @@ def _frames(wanted: Shape, frame: Shape) -> int:
     """Return how many frames fill the last axis; 0 where they do not."""
     count, rest = divmod(wanted[-1], frame[-1])
     return count if rest == 0 and count <= 16 else 0
+
+
+def _stacked_bounds(box: Box) -> bool:
+    """Tell whether bounds may be those of stacked frames, which are of no use.
+
+    `VecFrameStack` repeats each element's bound in place where the frames follow each other, so an element gets
+    another one's bounds. Runs of equal bounds give it away; an unstacked space that has them too only loses bounds.
+    """
+    if not box.shape or all((bound == bound.flat[0]).all() for bound in (box.low, box.high)):
+        return False
+    width = box.shape[-1]
+    return any(
+        all((bound.reshape(-1, count) == bound.reshape(-1, count)[:, :1]).all() for bound in (box.low, box.high))
+        for count in range(2, 17)
+        if width % count == 0
+    )
 
 
 def _bounds(bound: NDArray[np.generic], is_image: bool) -> tuple[float, ...] | None:
