@@ -1,11 +1,15 @@
 """What agents say of themselves, environments that fit them or not, and everything that is refused by its name."""
 
+import base64
+import contextlib
 import types
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sb3_factory import (
     POLICIES,
     SB3,
@@ -31,6 +35,7 @@ from sb3_factory import (
 from quarl_device.errors import (
     ModelFileError,
     NonFiniteError,
+    QuarlError,
     SpaceMismatch,
     UnknownEnvironment,
     UnsafeSource,
@@ -111,12 +116,12 @@ def test_options_are_four_attributes(write, options):
 
 
 @pytest.mark.parametrize(
-    ("settings", "algorithm"),
+    ("told", "algorithm"),
     [({"clip_range": None}, "ppo"), ({"cg_max_steps": 15}, "trpo"), ({"normalize_advantage": False}, "a2c")],
 )
-def test_algorithms_that_share_a_policy_are_told_apart(tmp_path, settings, algorithm):
+def test_algorithms_that_share_a_policy_are_told_apart(tmp_path, told, algorithm):
     data = dqn_settings(policy_class=actor_critic(), action_space=field(box([-1, -2], [1, 2])))
-    path = write_agent(tmp_path / "a.zip", tensors=gaussian_tensors(), settings={**data, **settings})
+    path = write_agent(tmp_path / "a.zip", tensors=gaussian_tensors(), settings={**data, **told})
     assert read(path).contract.algorithm == algorithm
 
 
@@ -310,6 +315,71 @@ def test_convolutions_that_do_not_fit_their_image(tmp_path):
     tensors = nature("q_net.features_extractor.", (2, 36, 37), 7) | perceptron("q_net.q_net.", 7, 2)
     with pytest.raises(ModelFileError, match=r"cnn\.4 .*does not fit an image of \(2, 3, 4\)"):
         read(write_agent(tmp_path / "a.zip", tensors=tensors, settings=data))
+
+
+def test_observation_keys_become_names_that_tensorflow_takes(tmp_path):
+    space = dict_space(**{"my camera": image((1, 36, 37)), "b": box([-1], [1])})
+    data = dqn_settings(
+        policy_class=field(Name("stable_baselines3.dqn.policies", "MultiInputPolicy")), observation_space=field(space)
+    )
+    own = "q_net.features_extractor.extractors.my camera."
+    tensors = nature(own, (1, 36, 37), 5) | perceptron("q_net.q_net.", 6, 2)
+    policy = read(write_agent(tmp_path / "a.zip", tensors=tensors, settings=data))
+    assert [item.key for item in policy.graph.inputs] == ["my camera", "b"]
+    assert policy.graph.layers[0].name == "q_net.features_extractor.extractors.my_camera.cnn.0"
+    assert {name.split("/")[0] for name in policy.weights} <= {layer.name for layer in policy.graph.layers}
+    rows = {"my camera": np.zeros((1, 36, 37, 1), np.uint8), "b": np.ones((1, 1), np.float32)}
+    assert run_reference(policy, rows)["q_values"].shape == (1, 2)
+
+
+# Anything at all
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.just(":serialized:"), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(
+        ["policy_class", "policy_kwargs", "observation_space", "action_space", "_last_obs", "use_sde"]
+    ),
+    value=_values,
+)
+def test_any_value_of_any_setting_ends_in_a_policy_or_in_our_errors(tmp_path, name, value):
+    with contextlib.suppress(QuarlError):
+        read(write_agent(tmp_path / "agent.zip", settings=dqn_settings() | {name: value}))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["policy_class", "policy_kwargs", "observation_space", "action_space", "_last_obs"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_mutated_pickles_inside_the_settings_end_in_a_policy_or_in_our_errors(tmp_path, name, seed):
+    data = dqn_settings(
+        policy_kwargs=field({"activation_fn": Name(ACTIVATION, "Tanh"), "net_arch": [6]}),
+        _last_obs=field(array(np.zeros((2, 4)))),
+    )
+    rng = np.random.default_rng(seed)
+    changed = bytearray(base64.b64decode(data[name][":serialized:"]))
+    for at in rng.integers(0, len(changed), rng.integers(1, 5)):
+        changed[at] = rng.integers(256)
+    data[name] = {":serialized:": base64.b64encode(changed).decode()}
+    with contextlib.suppress(QuarlError):
+        read(write_agent(tmp_path / "agent.zip", settings=data))
+
+
+@pytest.mark.parametrize("name", ["dqn_cartpole", "ppo_mixed"])
+def test_a_real_agent_that_was_cut_off_anywhere_is_refused(tmp_path, name):
+    whole = (SB3 / f"{name}.zip").read_bytes()
+    path = tmp_path / "a.zip"
+    for part in np.linspace(0, len(whole) - 1, 12).astype(int):
+        path.write_bytes(whole[:part])
+        with pytest.raises(ModelFileError):
+            read(path)
 
 
 # Spaces
