@@ -167,6 +167,16 @@ def test_a_flipped_byte_is_noticed(agent):
         read_archive(agent)
 
 
+def test_a_name_that_is_no_text(agent):
+    data = bytearray(agent.read_bytes())
+    # The local header of the first member: a flag for UTF-8, and a name that is none.
+    struct.pack_into("<H", data, 6, 0x800)
+    data[30] = 0xFF
+    agent.write_bytes(bytes(data))
+    with pytest.raises(ModelFileError, match="damaged"):
+        read_archive(agent)
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000])
 def test_settings_that_are_no_json_object(tmp_path, text):
     path = write_agent(tmp_path / "a.zip", data=text)

@@ -158,6 +158,11 @@ def test_old_and_odd_opcodes_are_refused_by_name(opcode):
         read(b"\x80\x02N" + opcode + b".")
 
 
+def test_a_damaged_name_is_refused_without_a_warning():
+    with pytest.raises(UnsafeSource):
+        read(b"\x80\x02cos\\Rx\nsystem\n.")
+
+
 def test_keys_that_would_take_for_ever_to_hash_are_refused():
     # Each tuple holds the one before it twice: hashing the last one takes 2**60 steps.
     doubled = b")q\x000" + b"".join(b"h%ch%c\x86q%c0" % (n, n, n + 1) for n in range(60))
