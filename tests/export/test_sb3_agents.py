@@ -464,6 +464,12 @@ def test_an_image_whose_axes_are_equal_is_refused(write):
         read(write(observation_space=field(image((4, 4, 4)))))
 
 
+def test_bounds_that_are_no_numbers_are_no_bounds(write):
+    signalling = np.array([0x7F800001] * 4, np.uint32).view(np.float32)
+    spec = read(write(observation_space=field(box(signalling, [1] * 4)))).contract.observations[0]
+    assert (spec.low, spec.high) == (None, (1.0,))
+
+
 def test_bounds_of_stacked_vectors_are_not_believed(write):
     runs = box(np.repeat([-1, -5], 2), np.repeat([1, 5], 2))
     spec = read(write(observation_space=field(runs))).contract.observations[0]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import SpaceMismatch, UnsupportedModel, UnsupportedSpace, UsageError
+from quarl_export.importers.sb3.arrays import as_floats
 from quarl_export.importers.sb3.spaces import SINGLE, Box
 from quarl_export.importers.sb3.vecnormalize import Statistics, VecNormalize
 
@@ -138,8 +140,8 @@ def _stacked_bounds(box: Box) -> bool:
     )
 
 
-def _bounds(bound: NDArray[np.generic], is_image: bool) -> tuple[float, ...] | None:
-    values = np.asarray(bound, np.float64)
+def _bounds(bound: NDArray[Any], is_image: bool) -> tuple[float, ...] | None:
+    values = as_floats(bound)
     flat = (np.moveaxis(values, 0, -1) if is_image else values).ravel()
     if not np.isfinite(flat).all():
         return None
