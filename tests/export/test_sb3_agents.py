@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import types
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -44,6 +45,7 @@ from quarl_device.errors import (
     UsageError,
 )
 from quarl_export.importers.options import ImportOptions
+from quarl_export.importers.sb3 import agent as agent_module
 from quarl_export.importers.sb3 import read_sb3
 from quarl_export.ir import run_reference
 
@@ -583,3 +585,14 @@ def test_what_was_assumed_is_said(write):
     assert read(SB3 / "a2c_cartpole.zip").provenance["assumed"] == assumed[:1]
     fitted = read_sb3(write(), options=register("Fits-v0", spaces.Box(-2, 2, (4,))))
     assert fitted.provenance["assumed"] == assumed[1:]
+
+
+def test_row_18_the_guide_names_the_whole_way_and_all_that_is_taken():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "sb3.md").read_text()
+    for name in (*agent_module._ACTIVATIONS, *agent_module._EXTRACTORS):
+        assert name.rsplit(".", 1)[-1] in guide
+    for algorithm in ("DQN", "A2C", "PPO", "TRPO", "DDPG", "TD3", "SAC"):
+        assert algorithm in guide
+    for step in ("model.save", "env.save", "quarl-edge export", "--vecnormalize", "quarl-edge evaluate", "--io int8"):
+        assert step in guide
+    assert f"exit code {UnsafeSource.code}" in guide
