@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quarl_device.errors import UnsupportedModel, UsageError
+from quarl_device.errors import ModelFileError, UnsupportedModel, UsageError
 from quarl_export.ir.draft import Affine, Draft, Step
 from quarl_export.ir.layers import Kind, Layer, Shape, output_shape
 
@@ -94,7 +95,7 @@ class Builder:
         """
         shape = self.shapes[tensor]
         try:
-            full = [np.broadcast_to(np.asarray(part, np.float64), shape).copy() for part in (scale, shift)]
+            full = [np.broadcast_to(_without_batch(part, shape), shape).copy() for part in (scale, shift)]
         except ValueError as error:
             raise UsageError(f"layer {name!r}: its constants do not fit a tensor of shape {shape}: {error}") from None
         return self._add(Affine(name=self.unique(name), input=tensor, scale=full[0], shift=full[1]), shape)
@@ -131,3 +132,58 @@ class Builder:
         self._steps.append(step)
         self.shapes[step.name] = shape
         return step.name
+
+
+def _without_batch(values: ArrayLike, shape: Shape) -> NDArray[np.float64]:
+    """Return constants without leading axes of one element that stand for the batch."""
+    array = np.asarray(values, np.float64)
+    while array.ndim > len(shape) and array.shape[0] == 1:
+        array = array[0]
+    return array
+
+
+def with_constant(
+    builder: Builder,
+    name: str,
+    operation: str,
+    left: str | NDArray[np.float64],
+    right: str | NDArray[np.float64],
+) -> str:
+    """Add "add", "subtract", "multiply" or "divide" of a tensor and a constant, in either order.
+
+    Raises:
+        UnsupportedModel: a constant divided by a tensor, or no tensor or two.
+    """
+    if isinstance(left, str) and not isinstance(right, str):
+        if operation in ("multiply", "divide"):
+            return builder.affine(name, left, right if operation == "multiply" else 1 / right, 0.0)
+        return builder.affine(name, left, 1.0, right if operation == "add" else -right)
+    if isinstance(right, str) and not isinstance(left, str) and operation != "divide":
+        if operation == "multiply":
+            return builder.affine(name, right, left, 0.0)
+        return builder.affine(name, right, 1.0 if operation == "add" else -1.0, left)
+    raise UnsupportedModel(f"layer {name!r} divides by a tensor or has no tensor", hint="multiply instead")
+
+
+def reshape(builder: Builder, name: str, tensor: str, target: list[int]) -> str:
+    """Add a reshape to `target` (without batch, one size may be -1), where a policy graph can say it.
+
+    Raises:
+        UnsupportedModel: anything but flattening, no change, or another shape for an input itself.
+    """
+    shape = builder.shapes[tensor]
+    size = math.prod(shape)
+    rest = math.prod(part for part in target if part > 0)
+    wanted = tuple(size // max(1, rest) if part < 0 else part for part in target)
+    if math.prod(wanted) != size:
+        raise ModelFileError(f"layer {name!r} reshapes {shape} to {tuple(target)}, which has another size")
+    if wanted == shape:
+        return tensor
+    if len(wanted) == 1:
+        return builder.layer("flatten", name, [tensor])
+    if builder.reshape_input(tensor, wanted):
+        return tensor
+    raise UnsupportedModel(
+        f"layer {name!r} reshapes {shape} to {wanted}; a policy file can flatten, or reshape an input",
+        hint="give the observation the shape that the network needs",
+    )
