@@ -1,4 +1,4 @@
-"""SavedModels that Keras did not describe (TF-Agents' PolicySaver, tf.Module, Keras 3's export()): one function of them.
+"""SavedModels that Keras did not describe (of TF-Agents, tf.Module, or Keras 3): the one function in them that acts.
 
 Such a directory holds several functions (act, initial state, train step, ...); only the acting one is taken. Before
 anything is loaded its graph is read as data: a function that would read or write files or call Python is refused. What
