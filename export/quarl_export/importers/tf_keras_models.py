@@ -146,11 +146,10 @@ def _description(model: Any) -> Any:
                 hint="model.save('policy.keras') and import that file: its weights are copied",
             )
         raise UnsupportedModel(f"{type(model).__name__} of {module} is not a Keras model")
-    try:
-        return json.loads(model.to_json())
-    except NotImplementedError:
+    if not isinstance(model, keras.Sequential) and not getattr(model, "_is_graph_network", False):
         # A subclass: let the parser say so by name.
         return {"class_name": type(model).__name__, "config": {"name": model.name}}
+    return json.loads(model.to_json())
 
 
 def rebuild(parsed: ModelConfig, data: Any) -> Any:
