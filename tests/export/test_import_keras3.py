@@ -143,6 +143,14 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path):
     assert type(caught.value).__module__ == "quarl_device.errors"
 
 
+def test_settings_that_say_more_than_the_weights_are_refused_by_name(tmp_path):
+    def widen(data):
+        data["config"]["layers"][1]["config"]["units"] = 2**40
+
+    with pytest.raises(ModelFileError, match=r"'hidden' \(Dense\).*units"):
+        import_policy(rewritten(tmp_path, config=widen))
+
+
 def test_weights_behind_a_link_are_refused(tmp_path):
     def link(file):
         del file["layers/dense/vars/0"]
