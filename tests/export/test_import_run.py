@@ -9,6 +9,7 @@ from export_factory import make_contract, make_spec, observations, random_snapsh
 from quarl_device.contract import Normalizer
 from quarl_device.errors import CheckpointError, NonFiniteError, RunNotFound
 from quarl_export.checkpoint import save_policy
+from quarl_export.export import float_policy
 from quarl_export.importers import detect, import_policy
 from quarl_export.ir import run_reference
 from quarl_export.snapshot import for_export
@@ -110,3 +111,20 @@ def test_nan_is_refused(tmp_path):
     snapshot.kernels[0][0, 0] = np.nan
     with pytest.raises(NonFiniteError):
         import_policy(saved(tmp_path, snapshot))
+
+
+def test_the_float_file_of_a_run_is_read_back_as_the_run(tmp_path):
+    """Through TFLite and back: same contract, same network, the normaliser found again in the prologue."""
+    policy = import_policy(saved(tmp_path / "policy", trained()))
+    path = tmp_path / "float.tflite"
+    path.write_bytes(float_policy(tmp_path / "policy"))
+    again = import_policy(path)
+    rows = {"observation": observations(12)}
+    np.testing.assert_allclose(
+        run_reference(again, rows)["q_values"], run_reference(policy, rows)["q_values"], rtol=1e-4, atol=1e-4
+    )
+    assert [layer.kind for layer in again.graph.layers] == [layer.kind for layer in policy.graph.layers]
+    assert (again.contract.action, again.contract.env_id) == (policy.contract.action, policy.contract.env_id)
+    np.testing.assert_allclose(
+        again.contract.normalizer.offset["observation"], policy.contract.normalizer.offset["observation"], rtol=1e-5
+    )

@@ -173,6 +173,19 @@ def test_adapted_normalisation_along_any_axes():
         assert len(policy.contract.normalizer.scale["observation"]) in (1, 18)
 
 
+def test_dict_inputs_and_outputs_have_their_keys_for_names(tmp_path):
+    x, y = layers.Input((4,), name="layer_of_b"), layers.Input((3,), name="layer_of_a")
+    joint = layers.Concatenate()([x, y])
+    outputs = {"mean": layers.Dense(2)(joint), "log_std": layers.Dense(2)(joint)}
+    model = randomize(keras.Model({"b": x, "a": y}, outputs))
+    for policy in (import_keras_model(model), import_policy(save(model, tmp_path / "model.h5"))):
+        assert sorted(item.key for item in policy.graph.inputs) == ["a", "b"]
+        assert policy.contract.head.kind == "gaussian"
+        rows = {"a": np.ones((1, 3), np.float32), "b": np.full((1, 4), 2, np.float32)}
+        expected = model(rows)["mean"].numpy()
+        np.testing.assert_allclose(run_reference(policy, rows)["mean"], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_float_only_layers_are_taken_into_the_graph():
     policy = imported(model_of(layers.Dense(6, activation="elu"), layers.LayerNormalization(), layers.ELU()))
     assert kinds(policy) == ["dense", "elu", "layer_norm", "elu", "dense"]

@@ -260,9 +260,10 @@ def _rows(inputs: Arrays) -> int:
 
 
 def _as_built(model: Any, given: Mapping[str, Any]) -> Any:
-    if len(given) == 1:
+    """Return inputs by name in the form in which the model was built: one, or a dict of its own keys."""
+    if len(given) == 1 and not isinstance(model.input, Mapping):
         return next(iter(given.values()))
-    return {name: given[name] for name in model.input_names}
+    return dict(given)
 
 
 def _short(error: BaseException) -> str:
