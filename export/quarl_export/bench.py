@@ -19,7 +19,9 @@ from quarl_device.runtime import PolicyRuntime
 from quarl_device.runtime.bench import act_latency
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
 from quarl_export.ir.reference import run_graph
+from quarl_export.pipeline import ExportOptions, build_file
 from quarl_export.range_plan import QuantizationOptions, Range
+from quarl_export.schemes import SchemeOptions
 from quarl_export.template import Template
 
 OBSERVATION_SIZE = 8
@@ -172,7 +174,6 @@ def act_speed(
     *,
     calls: int = 20_000,
     runtime: PolicyRuntime | None = None,
-    float_model: Callable[[ImportedPolicy], bytes],
 ) -> ActSpeed:
     """Time one action of a dense ReLU policy, int8 and float, beside the runtime's bare call.
 
@@ -180,7 +181,6 @@ def act_speed(
         hidden: sizes of the hidden layers.
         calls: of each kind.
         runtime: by default the first that works here.
-        float_model: makes the complete float32 file of a policy.
 
     Raises:
         UsageError: sizes or counts out of range.
@@ -189,7 +189,8 @@ def act_speed(
     policy = dense_policy(hidden)
     template = Template.from_model(policy, verify=False).with_contract(policy, policy.golden_observations)
     int8 = act_latency(Policy.load(read_policy(template.patch_policy(policy)), runtime=runtime), calls)
-    unquantized = act_latency(Policy.load(read_policy(float_model(policy)), runtime=runtime), calls)
+    options = ExportOptions(scheme=SchemeOptions(scheme="float32"), force=True)
+    unquantized = act_latency(Policy.load(build_file(policy, options).file, runtime=runtime), calls)
     return ActSpeed(
         hidden=tuple(hidden), act_us_p50=int8.act_us_p50, raw_us_p50=int8.raw_us_p50, ratio=int8.ratio,
         float_us_p50=unquantized.act_us_p50, runtime=int8.runtime,
