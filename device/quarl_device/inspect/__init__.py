@@ -1,8 +1,5 @@
-"""What a TFLite file is, without TensorFlow: tensors, operators, contract, size, who loads it, Edge TPU verdict."""
+"""What a TFLite file is, without TensorFlow: tensors, operators, contract, size, who loads it, Edge TPU verdict.
 
-from __future__ import annotations
-
-from quarl_device.inspect.model import MAX_INSPECT_BYTES, Inspection, inspect_bytes, inspect_path
-from quarl_device.inspect.text import render
-
-__all__ = ["MAX_INSPECT_BYTES", "Inspection", "inspect_bytes", "inspect_path", "render"]
+`model.inspect_path` lays a file open, `text.render` makes a page of it, `command.add_inspect` the command. Nothing is
+imported here, so that the command's `--help` is quick on a small board.
+"""

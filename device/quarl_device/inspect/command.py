@@ -34,7 +34,8 @@ def add_inspect(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from quarl_device.inspect import inspect_path, render
+    from quarl_device.inspect.model import inspect_path
+    from quarl_device.inspect.text import render
 
     inspection = inspect_path(options.model, load=not options.no_load)
     if options.format == "json":
