@@ -101,9 +101,12 @@ def judge(graph: Graph) -> EdgeTpuVerdict:
         return _compiled(graph)
     findings = [*_shapes(graph)]
     mapped, stopped = 0, False
+    named: set[tuple[str, str]] = set()
     for operator in graph.operators:
         found = list(_operator_findings(operator, graph))
-        findings += found
+        # A tensor is named where it is made or first read, not again by everything that reads it.
+        findings += [each for each in found if not each.tensor or (each.code, each.tensor) not in named]
+        named.update((each.code, each.tensor) for each in found)
         if any(each.severity == "error" for each in found):
             stopped = True
         elif not stopped and not _at_an_end(operator, graph):

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from quarl_device.contract import PolicyContract
 from quarl_device.flatbuffer import Graph, Tensor
-from quarl_device.inspect.edge_tpu import EdgeTpuVerdict
+from quarl_device.inspect.edge_tpu import EdgeTpuVerdict, Finding
 from quarl_device.inspect.model import Inspection
 from quarl_device.inspect.tensors import fused_activation, grid_range, multiply_adds, shown, type_name
 
 _MAX_OPERATORS = 60
+_MAX_ALIKE = 4
 _MARKS = {True: "yes", False: "NO", None: "?"}
 _SEVERITY = {"error": "✗", "warning": "!", "hint": "·"}
 
@@ -146,11 +147,19 @@ def _edge_tpu(verdict: EdgeTpuVerdict) -> Iterator[str]:
         f"edge tpu: {answer} (static check); {verdict.mapped} of {verdict.operators} operators mapped, "
         f"{size(verdict.parameter_bytes)} of {size(verdict.cache_bytes)} cache"
     )
+    alike: dict[tuple[str, str], list[Finding]] = {}
     for finding in verdict.findings:
-        where = "" if finding.operator is None else f"#{finding.operator} "
-        yield f"  {_SEVERITY[finding.severity]} {finding.code} {where}{finding.message}"
-        if finding.mend:
-            yield f"        → {finding.mend}"
+        alike.setdefault((finding.code, finding.mend), []).append(finding)
+    for (code, mend), findings in alike.items():
+        first = findings[0]
+        where = "" if first.operator is None else f"#{first.operator} "
+        yield f"  {_SEVERITY[first.severity]} {code} {where}{first.message}"
+        if len(findings) > 1:
+            others = dict.fromkeys(shown(each.tensor, 40) or f"#{each.operator}" for each in findings[1:])
+            more = f" and {len(others) - _MAX_ALIKE} more" if len(others) > _MAX_ALIKE else ""
+            yield f"        also {', '.join([*others][:_MAX_ALIKE])}{more}"
+        if mend:
+            yield f"        → {mend}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
