@@ -60,7 +60,7 @@ def _discrete(reference: Float, found: Float, kind: str) -> Agreement:
     spread = float((reference.max(axis=1) - reference.min(axis=1)).mean())
     return Agreement(
         share=float((mine == its).mean()),
-        rule=f"the same largest of {kind}",
+        rule=f"the largest of {kind} is the same",
         disagreements=int((mine != its).sum()),
         gap_mean=float(gaps.mean()) if gaps.size else 0.0,
         gap_max=float(gaps.max()) if gaps.size else 0.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,7 @@ def _grouped(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-def _heights(counts: Sequence[int] | NDArray[np.int64], logarithmic: bool) -> NDArray[np.float64]:
+def _heights(counts: Sequence[int] | NDArray[Any], logarithmic: bool) -> NDArray[np.float64]:
     values = np.asarray(counts, np.float64)
     return np.log1p(values) if logarithmic else values
 
@@ -115,7 +116,7 @@ def scatter(reference: NDArray[np.float64], found: NDArray[np.float64], agrees: 
         parts.append(
             f'<path class="gridline" d="M{left} {y(tick):.1f}H{left + side}M{x(tick):.1f} {top}V{top + side}"/>'
         )
-        text = f"{tick:g}"
+        text = f"{tick:g}".replace("-", "−")
         parts.append(f'<text x="{left - 5}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
         parts.append(f'<text x="{x(tick):.1f}" y="{top + side + 14}" text-anchor="middle">{text}</text>')
     parts.append(f'<path class="identity" d="M{left} {top + side}L{left + side} {top}"/>')

@@ -55,7 +55,7 @@ def find(
             Finding(
                 code="R09",
                 severity="note",
-                message=f"an output of the kernels that act differs by up to {traced_gap:.3g} from those that show layers",
+                message=f"outputs of the kernels that act are up to {traced_gap:.3g} from those that show layers",
             )
         )
     return tuple(sorted(found, key=lambda finding: finding.severity == "note"))

@@ -65,8 +65,10 @@ def render_page(comparison: Comparison) -> str:
         [
             *_head(comparison, title),
             *_findings(comparison),
+            '<div class="pair">',
             *_agreement(comparison),
             *_errors(comparison),
+            "</div>",
             *_layers(comparison),
             *_inputs(comparison),
             *_table(comparison),
@@ -130,8 +132,8 @@ def _agreement(comparison: Comparison) -> Iterator[str]:
     agrees = (True,) * comparison.rows if acting is None else acting.agrees
     yield '<section id="agreement"><h2>Outputs, float against int8</h2>'
     if acting is not None:
-        yield f"<p>Two files agree on an observation if they have {escape(acting.rule)}."
-        yield f" They do not on {acting.disagreements:,} of {comparison.rows:,}.</p>"
+        yield f"<p>On {acting.disagreements:,} of {comparison.rows:,} observations the files act differently."
+        yield f" They act alike where {escape(acting.rule)}.</p>"
     yield '<div class="legend"><span><i></i>agree</span><span><i class="cross">✕</i>act differently</span></div>'
     yield '<div class="wide">'
     for role, mine in comparison.reference_outputs.items():
@@ -154,9 +156,10 @@ def _errors(comparison: Comparison) -> Iterator[str]:
 
 
 def _bar(name: str, width: float, value: str, *, low: bool = False) -> str:
+    fill = f'<div class="fill" style="width:{width * 100:.1f}%"></div>' if width > 0 else ""
     return (
         f'<div class="bar{" low" if low else ""}"><span class="name" title="{escape(name, quote=True)}">{escape(name)}'
-        f'</span><span class="track"><div class="fill" style="width:{width * 100:.1f}%"></div></span>'
+        f'</span><span class="track">{fill}</span>'
         f'<span class="value">{escape(value)}</span></div>'
     )
 
@@ -164,7 +167,7 @@ def _bar(name: str, width: float, value: str, *, low: bool = False) -> str:
 def _layers(comparison: Comparison) -> Iterator[str]:
     yield '<section id="layers"><h2>Weights and activations on their grid</h2>'
     yield "<p>Bars count what the int8 file stores, step by step of its 8 bits; the line is where the float file's"
-    yield " values would lie, four steps together. Activations are drawn with logarithmic heights, since zeros are many.</p>"
+    yield " values would lie, four steps together. Activations have logarithmic heights, since zeros are many.</p>"
     yield '<div class="legend"><span><i></i>int8 file</span><span><i class="line"></i>float file</span></div>'
     yield '<div class="wide">'
     for layer in comparison.layers[:MAX_LAYER_PANELS]:

@@ -53,6 +53,8 @@ svg text { fill: var(--soft); font-size: 11px; font-family: inherit; }
 .other { stroke: var(--bad); stroke-width: 1.8; fill: none; }
 .identity { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 4 4; }
 .scatter { max-width: 460px; }
+.pair { display: grid; gap: 0 28px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
+.pair > section { min-width: 0; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 0.84rem; color: var(--soft); margin: 4px 0; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 6px;
   vertical-align: -1px; background: var(--int8); }
