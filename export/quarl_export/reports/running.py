@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import Normalizer
 from quarl_device.errors import ModelFileError, NonFiniteError
 from quarl_device.flatbuffer import Tensor
+from quarl_device.runtime import find_runtime
 from quarl_export.reports.side import Side
 from quarl_export.reports.structure import Float, dequantize
 
@@ -29,16 +30,21 @@ class TracedFile:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
         self.side = side
+        tensors = side.graph.tensors
+        self._outputs: Mapping[str, NDArray[Any]] = {}
+        self._acting = find_runtime("litert").load(
+            side.data,
+            inputs=[tensors[index].name for index in side.inputs],
+            outputs=[tensors[index].name for index in side.graph.outputs],
+        )
         try:
-            self._acting: Any = Interpreter(model_content=side.data, num_threads=1)
             self._traced: Any = Interpreter(
                 model_content=side.data,
                 num_threads=1,
                 experimental_op_resolver_type=OpResolverType.BUILTIN_REF,
                 experimental_preserve_all_tensors=True,
             )
-            for interpreter in (self._acting, self._traced):
-                interpreter.allocate_tensors()
+            self._traced.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise ModelFileError(f"LiteRT refuses {side.path or 'the model'}: {str(error)[:200]}") from error
 
@@ -52,34 +58,33 @@ class TracedFile:
         Returns:
             Per observation key, the real values that enter the graph, before any quantization, flattened.
         """
-        entering = {}
+        entering, given = {}, {}
         normalizer = self.side.contract.normalizer if self.side.contract else Normalizer()
         for spec, index in zip(self.side.observations, self.side.inputs, strict=True):
             tensor = self.side.graph.tensors[index]
             values = _normalized(observations[spec.key][row], spec.key, normalizer)
             entering[spec.key] = values.astype(np.float64).ravel()
-            fed = quantize(values, tensor).reshape(tensor.shape)
-            for interpreter in (self._acting, self._traced):
-                interpreter.set_tensor(index, fed)
-        self._acting.invoke()
+            given[tensor.name] = quantize(values, tensor).reshape(tensor.shape)
+            self._traced.set_tensor(index, given[tensor.name])
+        self._outputs = self._acting.run(given)
         self._traced.invoke()
         return entering
 
     def output(self, index: int) -> Float:
         """Return an output of the row as it acts, in real numbers, flattened."""
-        return self._real(self._acting, index)
+        return self._real(self._outputs[self.side.graph.tensors[index].name], index)
 
     def traced(self, index: int) -> Float:
         """Return any tensor of the row in real numbers, flattened."""
-        return self._real(self._traced, index)
+        return self._real(self._traced.get_tensor(index), index)
 
     def stored(self, index: int) -> NDArray[Any]:
         """Return any tensor of the row as it is stored, flattened."""
         values: NDArray[Any] = self._traced.get_tensor(index)
         return values.ravel()
 
-    def _real(self, interpreter: Any, index: int) -> Float:
-        values = dequantize(interpreter.get_tensor(index), self.side.graph.tensors[index]).ravel()
+    def _real(self, stored: NDArray[Any], index: int) -> Float:
+        values = dequantize(stored, self.side.graph.tensors[index]).ravel()
         if not np.isfinite(values).all():
             raise NonFiniteError(f"{self.side.path or 'the model'}: tensor {index} is NaN or Inf on an observation")
         return values
