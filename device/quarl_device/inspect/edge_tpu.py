@@ -147,9 +147,17 @@ def _nothing(graph: Graph) -> Finding:
 
 def _at_an_end(operator: Operator, graph: Graph) -> bool:
     """Return whether the operator only turns the model's float ends into 8 bits."""
+    if _is_malformed(operator):
+        return False
     if operator.name == "QUANTIZE":
         return operator.inputs[0] in graph.inputs and graph.tensors[operator.inputs[0]].dtype == "float32"
     return operator.name == "DEQUANTIZE" and operator.outputs[0] in graph.outputs
+
+
+def _is_malformed(operator: Operator) -> bool:
+    return (
+        not operator.outputs or len(operator.inputs) < (2 if operator.name in WEIGHTED else 1) or operator.inputs[0] < 0
+    )
 
 
 def _operator_findings(operator: Operator, graph: Graph) -> Iterator[Finding]:
@@ -164,6 +172,15 @@ def _operator_findings(operator: Operator, graph: Graph) -> Iterator[Finding]:
             severity="error",
             message=f"the Edge TPU has no {operator.name}; it and what follows run on the CPU",
             mend="build the network of dense, convolution, pooling and ReLU layers, or act on the CPU",
+        )
+        return
+    if _is_malformed(operator):
+        yield Finding(
+            **where,  # type: ignore[arg-type]
+            code="E02",
+            severity="error",
+            message=f"{operator.name} lacks an input or output",
+            mend="convert the model again",
         )
         return
     wide = list(_types(operator, graph))

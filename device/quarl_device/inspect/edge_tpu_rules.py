@@ -66,7 +66,9 @@ def _concatenation(operator: Operator, graph: Graph) -> Limit | None:
 
 
 def _is_zero(tensor: Tensor, graph: Graph) -> bool:
-    zero = 0 if tensor.quantization is None else int(tensor.quantization.zero_points[0])
+    zero = 0
+    if tensor.quantization is not None and tensor.quantization.zero_points.size:
+        zero = int(tensor.quantization.zero_points[0])
     return bool(np.all(graph.constant(tensor) == zero))
 
 
@@ -134,7 +136,8 @@ def _pad(operator: Operator, graph: Graph) -> Limit | None:
     tensors = _inputs(operator, graph)
     if len(tensors) < 2 or not tensors[1].size:
         return Limit(message="its padding is not constant", mend="convert with constant padding")
-    if np.any(graph.constant(tensors[1]).reshape(-1, 2)[0] != 0) and len(tensors[0].shape) > 1:
+    padding = graph.constant(tensors[1]).ravel()
+    if np.any(padding[:2] != 0) and len(tensors[0].shape) > 1:
         return Limit(message="it pads the batch dimension", mend="pad other dimensions")
     return None
 

@@ -66,6 +66,8 @@ def grid_range(tensor: Tensor) -> tuple[float, float] | None:
     quantization = tensor.quantization
     if quantization is None or quantization.scales.size != 1 or tensor.dtype not in _GRID:
         return None
+    if quantization.zero_points.size != 1:
+        return None
     low, high = _GRID[tensor.dtype]
     scale, zero = float(quantization.scales[0]), int(quantization.zero_points[0])
     return scale * (low - zero), scale * (high - zero)

@@ -67,7 +67,7 @@ def layers_of(graph: Graph, inputs: Sequence[int]) -> tuple[Layer, ...]:
     layers: list[Layer] = []
     for operator in graph.operators:
         values = [n for n in operator.inputs if n >= 0 and not graph.tensors[n].size and n in owner]
-        if not values:
+        if not values or not operator.outputs:
             continue  # unpacks a constant
         source, result = owner[values[0]], operator.outputs[0]
         if operator.name in _REPRESENTATION or _is_prologue(operator, graph, source, values):
@@ -77,7 +77,7 @@ def layers_of(graph: Graph, inputs: Sequence[int]) -> tuple[Layer, ...]:
             owner[result] = source
         else:
             layers.append(_layer(operator, graph, tuple(owner[n] for n in values)))
-            owner[result] = len(layers) - 1
+            owner |= dict.fromkeys(operator.outputs, len(layers) - 1)
     return tuple(layers)
 
 
