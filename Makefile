@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo test lint fix mosquitto clean
+.PHONY: install demo test lint fix mosquitto chromium clean
 
 install: $(STAMP)
 
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml device/pyproject.toml export/pyproject.toml constraints
 demo: install
 	$(BIN)/quarl-edge demo
 
-test: install mosquitto
+test: install mosquitto chromium
 	$(BIN)/python -m pytest
 
 lint: install
@@ -38,6 +38,12 @@ mosquitto:
 	@command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto || \
 	  { if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q --no-install-recommends mosquitto; \
 	    else echo "The tests need Mosquitto. Run: sudo apt-get install -y mosquitto"; exit 1; fi; }
+
+# The reports are opened in a real browser.
+chromium:
+	@command -v chromium >/dev/null || \
+	  { if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q --no-install-recommends chromium; \
+	    else echo "The tests need Chromium. Run: sudo apt-get install -y chromium"; exit 1; fi; }
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache

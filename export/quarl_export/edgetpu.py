@@ -40,7 +40,7 @@ _COUNTS = {
 }
 _ROW = re.compile(r"^(?P<op>[A-Za-z][\w-]*)\s+(?P<count>\d+)\s+(?P<status>\S.*)$")
 _VERSION = re.compile(r"Edge TPU Compiler version ([\w.]+)")
-_FAILED = re.compile(r"(?:^|\n)(?:Compilation failed: |Internal compiler error\. |Invalid model: |ERROR: )(.*)")
+_FAILED = re.compile(r"^(?:Compilation failed: |Internal compiler error|ERROR: |Model not quantized)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ def parse_log(log: str) -> EdgeTpuReport:
     the table gives them.
     """
     version = _VERSION.search(log)
-    failed = _FAILED.search(log)
+    failed = [line.strip() for line in log.splitlines() if _FAILED.match(line)]
     rows = tuple(_rows(log))
     fields: dict[str, Any] = {}
     for line in log.splitlines():
@@ -203,7 +203,7 @@ def parse_log(log: str) -> EdgeTpuReport:
     return EdgeTpuReport(
         version=version.group(1) if version else "",
         compiled="Model compiled successfully" in log or "Model successfully compiled" in log,
-        failure=failed.group(1).strip() if failed and "compiled successfully" not in log else "",
+        failure="" if "compiled successfully" in log else "; ".join(failed)[:500],
         operators=rows,
         log=log,
         **fields,
