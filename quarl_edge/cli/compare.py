@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +41,6 @@ def compare(
     if output is Format.JSON:
         write_json({**comparison.to_json(), "report": None if page is None else str(page)})
         return
-    sys.stdout.write(render_text(comparison))
+    write_line(render_text(comparison).rstrip("\n"))
     if page is not None:
         write_line(f"\nreport: {page}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +38,7 @@ def inspect(
             data["edge_tpu"]["compiler"] = compiled[0] if compiled else None
         write_json(data)
         return
-    sys.stdout.write(render(inspection))
+    write_line(render(inspection).rstrip("\n"))
     if edge_tpu:
         write_line(compiled[1] if compiled else "edgetpu_compiler is not on the PATH: this is the static check alone")
 

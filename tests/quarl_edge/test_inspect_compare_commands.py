@@ -86,7 +86,7 @@ def test_compare_with_recorded_observations(capsys, tmp_path):
     ("words", "code", "says"),
     [
         (["inspect", "none.tflite"], 10, "not found"),
-        (["inspect"], 2, "Missing argument"),
+        (["inspect"], 2, "issing argument 'model'"),
         (["compare", FLOAT, "none.tflite"], 10, "not found"),
         (["compare", FLOAT, DATA / "cartpole.tflite"], 2, "observe different things"),
         (["compare", FLOAT, INT8, "--env", "Nowhere-v0"], 20, "Nowhere-v0"),

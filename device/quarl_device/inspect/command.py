@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from quarl_device.errors import QuarlError
+
 _EXAMPLES = """\
 examples:
   quarl-device inspect model.tflite
@@ -39,9 +41,16 @@ def _inspect(options: argparse.Namespace) -> int:
 
     inspection = inspect_path(options.model, load=not options.no_load)
     if options.format == "json":
-        sys.stdout.write(json.dumps(_finite(inspection.to_json()), allow_nan=False) + "\n")
+        text = json.dumps(_finite(inspection.to_json()), allow_nan=False) + "\n"
     else:
-        sys.stdout.write(render(inspection))
+        text = render(inspection)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise QuarlError(f"the result cannot be written to standard output: {error.strerror}") from error
     return 0
 
 
