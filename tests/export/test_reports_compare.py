@@ -37,8 +37,9 @@ def test_a_file_against_itself_is_exact():
     same = compare_files(int8, int8, rows=20)
     assert same.agreement.share == 1.0
     assert same.outputs.max_abs_error == 0.0
-    assert all(layer.errors.snr_db == math.inf for layer in same.layers)
-    assert all(layer.grid.clipped == 0.0 for layer in same.layers)
+    # The observation is rounded on its way in, in either file.
+    assert [layer.kind for layer in same.layers if layer.errors.snr_db != math.inf] == ["QUANTIZE"]
+    assert all(layer.grid.clipped == 0.0 for layer in same.layers[1:])
 
 
 def test_layer_errors_are_those_of_a_hand_made_run():
@@ -54,15 +55,15 @@ def test_layer_errors_are_those_of_a_hand_made_run():
         file.run(rows, 0)
     trunk = next(op for op in left.graph.operators if op.name == "FULLY_CONNECTED").outputs[0]
     assert files[0].traced(trunk) == pytest.approx(expected, abs=1e-5)
-    assert comparison.layers[0].name == "trunk"
-    assert comparison.layers[0].step == pytest.approx(0.0125, abs=1e-4)
+    assert comparison.layers[1].name == "trunk"
+    assert comparison.layers[1].step == pytest.approx(0.0125, abs=1e-4)
 
 
 def test_quantization_aware_files_are_compared_too():
     """QuantizationDebugger cannot: it needs a representative dataset, which a QAT model does not have."""
     comparison = compared("qat")
-    assert [layer.name for layer in comparison.layers] == ["hidden_0", "hidden_1", "q_values"]
-    assert all(layer.weights is not None and layer.weights.channels == 1 for layer in comparison.layers)
+    assert [layer.name for layer in comparison.layers] == ["observation", "hidden_0", "hidden_1", "q_values"]
+    assert all(layer.weights is not None and layer.weights.channels == 1 for layer in comparison.layers[1:])
     assert comparison.inputs[0].low < 0 < comparison.inputs[0].high
 
 
@@ -103,6 +104,30 @@ def test_observations_outside_of_the_range_are_counted_by_dimension(tmp_path):
     [finding] = [finding for finding in comparison.findings if finding.code == "R03"]
     assert finding.severity == "warning"
     assert "dimension 2" in finding.message
+
+
+def test_the_way_onto_the_input_grid_is_the_first_layer():
+    """Rounding the observation is the first error of all; its largest is half a step where nothing is clipped."""
+    for name in ("dueling", "qat", "arm", "pixels"):
+        first = compared(name).layers[0]
+        assert first.kind == "QUANTIZE"
+        if first.grid.clipped == 0:
+            assert first.errors.max_abs_error <= 0.5001 * first.step
+    zeros = compare_files(pair("dueling")[0], pair("dueling")[0], rows=8)
+    assert zeros.layers[0].kind == "FULLY_CONNECTED"
+
+
+def test_a_dimension_that_hardly_moves_on_the_grid_is_named(tmp_path):
+    """One scale for all dimensions: one that is small beside the others has few steps left."""
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(-1, 1, (50, 6)).astype(np.float32) * [1, 1, 1, 0.02, 1, 0]
+    path = tmp_path / "uneven.npz"
+    np.savez(path, observation=rows)
+    comparison = compare_files(*pair("dueling"), observations=path)
+    [finding] = [finding for finding in comparison.findings if finding.code == "R07"]
+    assert "dimension 3 spans 5 of" in finding.message
+    assert comparison.inputs[0].steps_by_dimension[0] > 200
+    assert comparison.inputs[0].steps_by_dimension[5] == 0
 
 
 def test_saturation_of_an_int8_input_is_counted_before_the_device_clips():

@@ -42,6 +42,10 @@ def test_matched_weights_are_the_same_up_to_rounding(name):
             assert cosine > (0.5 if mine == 0 else 0.999)
 
 
+def names_of(side, layers):
+    return layer_names([[(side.graph, layer)] for layer in layers])
+
+
 def test_names_play_no_part():
     left, right = sides("dueling")
     mixed = {tensor.index: f"x{tensor.index * 7 % 31}" for tensor in right.graph.tensors}
@@ -53,7 +57,7 @@ def test_names_play_no_part():
 def test_twin_branches_are_told_apart_by_their_weights():
     left, right = sides("dueling")
     ours, theirs = layers(left), layers(right)
-    names, others = layer_names(left.graph, ours), layer_names(right.graph, theirs)
+    names, others = names_of(left, ours), names_of(right, theirs)
     found = {names[mine]: others[its] for mine, its in match(left.graph, ours, right.graph, theirs)}
     assert found["value_hidden"] == "value_hidden"
     assert found["advantage_hidden"] == "advantage_hidden"
@@ -80,15 +84,22 @@ def test_prologue_quantize_and_reshape_are_no_layers():
 
 
 def test_names_are_short_and_differ():
-    assert layer_names(*_named("pixels")) == ("conv_0", "conv_1", "dense", "logits")
-    names = layer_names(*_named("arm"))
+    pixels, arm = sides("pixels")[0], sides("arm")[0]
+    assert names_of(pixels, layers(pixels)) == ("conv_0", "conv_1", "dense", "logits")
+    names = names_of(arm, layers(arm))
     assert len(set(names)) == len(names)
     assert names[:3] == ("first", "first tanh", "second")
 
 
-def _named(name):
-    side = sides(name)[0]
-    return side.graph, layers(side)
+def test_a_layer_without_a_name_in_one_file_takes_the_other_ones():
+    left, right = sides("dueling")
+    numbered = {tensor.index: f"policy/network/MatMul_{tensor.index}" for tensor in left.graph.tensors}
+    nameless = read_graph(repack(left.data, names=numbered))
+    ours, theirs = layers_of(nameless, left.inputs), layers(right)
+    pairs = match(nameless, ours, right.graph, theirs)
+    assert names_of(left, []) == ()
+    assert layer_names([[(nameless, layer)] for layer in ours])[0] == "fully_connected_0"
+    assert layer_names([((nameless, ours[a]), (right.graph, theirs[b])) for a, b in pairs])[0] == "trunk"
 
 
 def test_other_networks_are_refused_with_what_differs():

@@ -14,7 +14,7 @@ from quarl_device.contract import PolicyContract
 from quarl_device.errors import UsageError
 from quarl_export.reports.acting import Agreement, actions, agreement
 from quarl_export.reports.findings import Finding, find
-from quarl_export.reports.layers import LayerPair, LayerReport, pair_layers
+from quarl_export.reports.layers import LayerPair, LayerReport, input_report, pair_layers
 from quarl_export.reports.metrics import ErrorMeter, Errors
 from quarl_export.reports.observations import (
     DEFAULT_ROWS,
@@ -43,7 +43,7 @@ class Comparison:
         agreement: how the files act; `None` where neither has a contract.
         contract: by which contract they act, `None` likewise.
         outputs: measures over all outputs, as they act.
-        layers: one report per layer, in the float file's order.
+        layers: one report per quantized input, against what enters it, and per layer, in the float file's order.
         inputs: per observation, saturation by dimension.
         reference_outputs: role or tensor name to float64 ``[rows, width]``.
         quantized_outputs: the same of the quantized file.
@@ -192,6 +192,10 @@ def _places(side: Side, contract: PolicyContract | None, of: Side) -> dict[str, 
     return _output_places(side, contract, of)
 
 
+def _elements(side: Side, place: int) -> int:
+    return math.prod(stacked_shape(side.observations[place]))
+
+
 def _compare(
     left: TracedFile,
     right: TracedFile,
@@ -223,8 +227,9 @@ def _compare(
             kept[1][role].append(found)
     outputs = tuple({role: np.stack(rows) for role, rows in each.items()} for each in kept)
     acting = None if contract is None else agreement(contract, outputs[0], outputs[1])
-    layers = tuple(pair.report() for pair in pairs)
     saturation = inputs.result()
+    entry = (input_report(each, elements=_elements(source, place)) for place, each in enumerate(saturation))
+    layers = (*(report for report in entry if report is not None), *(pair.report() for pair in pairs))
     return Comparison(
         reference=left.side,
         quantized=right.side,

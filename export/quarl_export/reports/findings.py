@@ -15,10 +15,13 @@ GOOD_AGREEMENT = 0.99
 NARROW_USE = 0.25
 CLIPPED = 0.01
 STEEP_DB = 6.0
+FEW_STEPS = 16
 POOR_DB = 20.0
 
 # Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside".
 _FIXED_RANGE = ("TANH", "LOGISTIC", "SOFTMAX")
+# R03 and R07 say it by dimension.
+_SAID_BY_DIMENSION = ("QUANTIZE",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,22 @@ def _inputs(inputs: Sequence[InputSaturation], recorded: bool) -> Iterator[Findi
                 f"{each.worst_share:.1%} of the rows ({each.low:.4g} to {each.high:.4g}, normalised)",
                 mend="calibrate with observations that reach there, or normalise this dimension",
             )
+        if recorded:
+            yield from _narrow(each)
+
+
+def _narrow(each: InputSaturation) -> Iterator[Finding]:
+    spans = {place: steps for place, steps in enumerate(each.steps_by_dimension) if 0.0 < steps < FEW_STEPS}
+    if spans:
+        place = min(spans, key=lambda n: spans[n])
+        others = "" if len(spans) == 1 else f" ({len(spans)} dimensions have fewer than {FEW_STEPS})"
+        yield Finding(
+            code="R07",
+            severity="warning",
+            message=f"observation {each.key!r}: dimension {place} spans {spans[place]:.0f} of the input's 255 steps"
+            + others,
+            mend="an input has one scale for all: normalise per dimension, or cut outliers of the others off",
+        )
 
 
 def _layers(layers: Sequence[LayerReport]) -> Iterator[Finding]:
@@ -104,7 +123,7 @@ def _layers(layers: Sequence[LayerReport]) -> Iterator[Finding]:
                 mend="widen its range, quantize per channel, or keep it in float",
             )
         before = min(before, snr)
-        if layer.grid is None or layer.kind in _FIXED_RANGE:
+        if layer.grid is None or layer.kind in (*_FIXED_RANGE, *_SAID_BY_DIMENSION):
             continue
         if layer.grid.clipped > CLIPPED:
             yield Finding(

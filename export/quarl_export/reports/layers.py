@@ -12,6 +12,7 @@ from quarl_device.flatbuffer import Graph
 from quarl_device.inspect.tensors import grid_range
 from quarl_export.reports.metrics import ErrorMeter, Errors, GridMeter
 from quarl_export.reports.running import TracedFile
+from quarl_export.reports.saturation import InputSaturation
 from quarl_export.reports.side import Side
 from quarl_export.reports.structure import Float, Layer, layer_names, layers_of, match, real_constant
 
@@ -91,6 +92,24 @@ class LayerReport:
         return {"clipped": self.grid.clipped, "at_limit": self.grid.at_limit}
 
 
+def input_report(saturation: InputSaturation, *, elements: int) -> LayerReport | None:
+    """Return an observation's way onto the grid as the first of the layers; `None` where it stays in float."""
+    if saturation.grid is None or saturation.errors is None:
+        return None
+    return LayerReport(
+        name=saturation.key,
+        kind="QUANTIZE",
+        activation="none",
+        elements=elements,
+        dtype=saturation.dtype,
+        errors=saturation.errors,
+        step=saturation.grid.scale,
+        value_range=(saturation.low, saturation.high),
+        grid=saturation.grid,
+        weights=None,
+    )
+
+
 class LayerPair:
     """A layer and its twin, with the meters that rows go into."""
 
@@ -139,10 +158,11 @@ def pair_layers(left: Side, right: Side) -> tuple[LayerPair, ...]:
         UsageError: not the same network.
     """
     ours, theirs = layers_of(left.graph, left.inputs), layers_of(right.graph, right.inputs)
-    names = layer_names(left.graph, ours)
+    pairs = match(left.graph, ours, right.graph, theirs)
+    names = layer_names([((left.graph, ours[mine]), (right.graph, theirs[its])) for mine, its in pairs])
     return tuple(
-        LayerPair(left, ours[mine], right, theirs[its], name=names[mine])
-        for mine, its in match(left.graph, ours, right.graph, theirs)
+        LayerPair(left, ours[mine], right, theirs[its], name=name)
+        for (mine, its), name in zip(pairs, names, strict=True)
     )
 
 

@@ -28,7 +28,7 @@ _JOINED = {"RELU": "relu", "RELU6": "relu6"}
 _EITHER_ORDER = ("ADD", "MUL", "MAXIMUM", "MINIMUM")
 _OPERATION_WORDS = re.compile(
     r"(MatMul|BiasAdd|Relu6?|Conv2D|depthwise|Tanh|Sigmoid|Softmax|Mean|Add(V2)?|Sub|Mul|ReadVariableOp|MaxPool"
-    r"|AvgPool)[_\d]*|tf\.(math|nn|__operators__)\..*|tfl\..*|StatefulPartitionedCall.*"
+    r"|AvgPool)[_\d]*|tf\..*|tfl\..*|arith\..*|quant\..*|[Ff]ake_?[Qq]uant.*|Const|network|StatefulPartitionedCall.*"
 )
 
 
@@ -207,12 +207,17 @@ def dequantize(stored: NDArray[np.generic], tensor: Tensor) -> Float:
     return np.asarray((values - zeros) * scales)
 
 
-def layer_names(graph: Graph, layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Return a short name for each layer, made of its tensors' names: "trunk", "conv_0"; unique."""
+def layer_names(pairs: Sequence[Sequence[tuple[Graph, Layer]]]) -> tuple[str, ...]:
+    """Return a short name for each matched layer, made of its tensors' names: "trunk", "conv_0"; unique.
+
+    Args:
+        pairs: per layer, it in each file; the first name that says something is taken.
+    """
     names: list[str] = []
-    for place, layer in enumerate(layers):
-        word = layer.kind.lower()
-        base = next(iter(_candidates(graph, layer)), f"{word}_{place}")
+    for place, twins in enumerate(pairs):
+        word = twins[0][1].kind.lower()
+        candidates = (name for graph, layer in twins for name in _candidates(graph, layer))
+        base = next(candidates, f"{word}_{place}")
         name = base if base not in names else f"{base} {word}"
         names.append(name if name not in names else f"{name} #{place}")
     return tuple(names)
