@@ -132,6 +132,16 @@ def test_a_file_in_the_way_and_a_place_that_cannot_be_written(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_dimensions_of_an_observation_are_drawn_by_the_steps_they_span(tmp_path):
+    rng = np.random.default_rng(0)
+    seen = rng.uniform(-0.9, 0.9, (40, 6)).astype(np.float32) * [1, 1, 1, 0.02, 1, 1]
+    seen[:2, 1] = 5.0
+    np.savez(tmp_path / "seen.npz", observation=seen)
+    text = render_page(compare_files(*pair("dueling"), observations=tmp_path / "seen.npz"))
+    assert re.search(r'bar low"><span class="name" title="dim 3">dim 3</span>.*?>\d steps<', text)
+    assert re.search(r'bar low"><span class="name" title="dim 1, 5\.0% out">', text)
+
+
 def test_an_exact_pair_says_so():
     _, int8 = pair("dueling")
     text = render_page(compare_files(int8, int8, rows=8))

@@ -9,12 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from quarl_device.errors import ModelFileError, UsageError
 from quarl_device.files import write_atomic
 from quarl_export.reports.charts import histogram, scatter
 from quarl_export.reports.comparison import Comparison
+from quarl_export.reports.findings import CLIPPED, FEW_STEPS
 from quarl_export.reports.layers import LayerReport
 from quarl_export.reports.saturation import InputSaturation
 from quarl_export.reports.style import CSS
@@ -22,6 +21,7 @@ from quarl_export.reports.style import CSS
 PAGE_NAME = "index.html"
 DATA_NAME = "compare.json"
 MAX_LAYER_PANELS = 64
+MAX_DIMENSIONS = 24
 _GOOD_DB = 60.0
 _LOW_DB = 20.0
 
@@ -205,24 +205,29 @@ def _panel(layer: LayerReport) -> Iterator[str]:
 
 
 def _inputs(comparison: Comparison) -> Iterator[str]:
-    yield '<section id="inputs"><h2>Observations out of the input\'s range</h2>'
+    yield '<section id="inputs"><h2>Observations on the input\'s grid</h2>'
     for each in comparison.inputs:
         if not math.isfinite(each.high - each.low):
             yield f"<p>{escape(each.key)} enters in float: nothing is cut off.</p>"
             continue
         yield f"<p><code>{escape(each.key)}</code> holds {number(each.low)} to {number(each.high)}, normalised;"
-        yield f" {each.share:.2%} of all values lie outside.</p>"
+        yield f" {each.share:.2%} of all values lie outside. Each dimension spans so many of the 255 steps:</p>"
         if each.by_dimension:
             yield from _dimensions(each)
     yield "</section>"
 
 
 def _dimensions(each: InputSaturation) -> Iterator[str]:
-    shown = sorted(np.argsort(each.by_dimension)[::-1][:24].tolist())
+    """Show how many steps of the grid each dimension spans; of many, the worst."""
+    order = sorted(
+        range(len(each.by_dimension)), key=lambda n: (-each.by_dimension[n] > -CLIPPED, each.steps_by_dimension[n])
+    )
     yield '<div class="panel bars">'
-    for place in shown:
-        share = each.by_dimension[place]
-        yield _bar(f"dimension {place}", share, f"{share:.2%}", low=share > 0.01)
+    for place in sorted(order[:MAX_DIMENSIONS]):
+        share, steps = each.by_dimension[place], each.steps_by_dimension[place]
+        out = f", {share:.1%} out" if share > 0 else ""
+        low = share > CLIPPED or 0 < steps < FEW_STEPS
+        yield _bar(f"dim {place}{out}", min(1.0, steps / 255), f"{steps:.0f} steps", low=low)
     yield "</div>"
 
 
