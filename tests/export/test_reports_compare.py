@@ -1,5 +1,6 @@
 """Two files of one network compared: figures that are right, actions by the contract, findings that say something."""
 
+import dataclasses
 import json
 import math
 
@@ -7,14 +8,15 @@ import numpy as np
 import pytest
 from report_pairs import DATA, PAIRS, compared, pair
 
-from quarl_device.contract import ActionSpec, Head, ObservationSpec, PolicyContract
+from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
 from quarl_device.errors import ContractError, ModelFileError, UsageError
-from quarl_device.flatbuffer import read_graph
+from quarl_device.flatbuffer import Tensor, read_graph
 from quarl_device.policy_file import METADATA_NAME
 from quarl_export.graph import repack
 from quarl_export.reports import compare_files
 from quarl_export.reports.acting import actions, agreement
 from quarl_export.reports.running import TracedFile, quantize
+from quarl_export.reports.saturation import InputMeter
 from quarl_export.reports.side import read_side, side_of
 from quarl_export.reports.text import render_text
 
@@ -104,6 +106,47 @@ def test_observations_outside_of_the_range_are_counted_by_dimension(tmp_path):
     [finding] = [finding for finding in comparison.findings if finding.code == "R03"]
     assert finding.severity == "warning"
     assert "dimension 2" in finding.message
+
+
+def clipping_at(side, limit):
+    normalizer = Normalizer(where="device", offset={"state": (0.0,)}, scale={"state": (1.0,)}, clip=limit)
+    return dataclasses.replace(side, contract=dataclasses.replace(side.contract, normalizer=normalizer))
+
+
+def test_what_the_contract_clips_is_no_saturation():
+    """VecNormalize clips observations; an int8 input does it by its range."""
+    rows = np.full((4, 5), 3.0, np.float32)
+    side = read_side(pair("arm")[1])
+    clipping = clipping_at(side, 2.0)
+    shares = []
+    for each in (side, clipping):
+        file, meter = TracedFile(each), InputMeter(each)
+        for row in range(4):
+            meter.add(file, file.run({"state": rows}, row))
+        shares.append(meter.result()[0].share)
+    assert shares == [1.0, 0.0]
+
+
+def test_what_the_float_graph_clips_is_none_either():
+    """A file that normalises in its graph says so there alone: MAXIMUM and MINIMUM before the first layer."""
+    left, right = (read_side(path) for path in pair("qat"))
+    limit = np.array([1.5], "<f4").tobytes()
+    [source] = left.inputs
+    size = len(left.graph.tensors)
+    bound = Tensor(index=size, name="limit", shape=(1,), shape_signature=(1,), dtype="float32", quantization=None,
+                   buffer=99, start=len(left.data), size=4, plain=True)  # fmt: skip
+    cut = dataclasses.replace(left.graph.operators[0], name="MINIMUM", inputs=(source, size))
+    graph = dataclasses.replace(
+        left.graph, data=left.data + limit, tensors=(*left.graph.tensors, bound), operators=(cut,)
+    )
+    file = TracedFile(right)
+    rows = {"observation": np.full((1, 4), 100.0, np.float32)}
+    shares = []
+    for reference in (left, dataclasses.replace(left, graph=graph)):
+        meter = InputMeter(right, reference)
+        meter.add(file, file.run(rows, 0))
+        shares.append(meter.result()[0].share)
+    assert shares == [1.0, 0.0]
 
 
 def test_the_way_onto_the_input_grid_is_the_first_layer():
