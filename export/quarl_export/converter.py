@@ -27,6 +27,19 @@ def convert(policy: QatPolicy) -> bytes:
     return _run(policy.export_model, optimizations=[tf.lite.Optimize.DEFAULT])
 
 
+def convert_model(model: Any, *, io: str = "float32") -> bytes:
+    """Convert a tf_keras model that has fake quants where it is to be int8.
+
+    Args:
+        model: the model.
+        io: "float32", "int8" or "uint8", type of the file's inputs and outputs.
+
+    Raises:
+        ConversionError: TensorFlow could not convert it.
+    """
+    return _run(model, optimizations=[tf.lite.Optimize.DEFAULT], io=io)
+
+
 def convert_snapshot(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
     """Convert `snapshot` through a policy of its own; `snapshot` is taken as it is, not centred.
 
@@ -62,8 +75,9 @@ def convert_float(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
     return _run(keras.Model(observation, tensor, name="policy_float"), optimizations=[])
 
 
-def _run(model: Any, *, optimizations: list[Any]) -> bytes:
+def _run(model: Any, *, optimizations: list[Any], io: str = "float32") -> bytes:
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
+    converter.inference_input_type = converter.inference_output_type = getattr(tf, io)
     converter.optimizations = optimizations
     # Its record of converter flags differs between versions and says nothing that a device needs.
     converter.exclude_conversion_metadata = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from quarl_device import __version__
@@ -45,7 +45,7 @@ from quarl_edge.task import look_at
 from quarl_export.audit import AuditChild, audit
 from quarl_export.networks import NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
-from quarl_export.template import Template
+from quarl_export.qat_template import QatTemplate
 
 LEARNER_NAME = "learner"
 _CONNECT_TIMEOUT_S = 10.0
@@ -62,6 +62,7 @@ class Fleet:
         key: signs pushes.
         takeover: serve the fleet even if another learner does.
         clear: remove what this session retained when it ends, as a demo does.
+        check_broker: raises where the broker is ours and has ended.
     """
 
     url: BrokerURL
@@ -70,6 +71,11 @@ class Fleet:
     key: LearnerKey
     takeover: bool = False
     clear: bool = False
+    check_broker: Callable[[], None] = lambda: None
+
+
+class _AskedToStop(Exception):
+    """A signal came before training began."""
 
 
 class Session:
@@ -114,12 +120,17 @@ class Session:
             actors: local actor processes, started here once the broker answers; `None` when all are elsewhere.
 
         Raises:
-            QuarlError: see `TrainingLoop.run`, `claim_fleet` and `Template.from_model`.
+            QuarlError: see `TrainingLoop.run`, `claim_fleet` and `QatTemplate.from_model`.
         """
-        epoch = self._claim()
-        if self._stop.requested:
-            # Cut short, the watch has not shown that no other learner serves the fleet.
+        try:
+            return self._train(actors)
+        except _AskedToStop:
             return self._nothing_happened()
+
+    def _train(self, actors: ActorProcesses | None) -> TrainResult:
+        epoch = self._claim()
+        # Cut short, the watch has not shown that no other learner serves the fleet.
+        self._stop_if_asked()
         birth = self._birth(epoch)
         with contextlib.ExitStack() as stack:
             if actors is not None:
@@ -135,8 +146,7 @@ class Session:
             stack.callback(ingest.close)
             self._restore_experience(ingest)
             keeper = self._keeper(ingest, template, epoch)
-            if self._stop.requested:
-                return self._nothing_happened()
+            self._stop_if_asked()
             link = stack.enter_context(self._connected(gone_birth(birth)))
             presence = Presence(link, self._topics, birth)
             stack.callback(presence.leave, clear=self._fleet.clear)
@@ -164,9 +174,14 @@ class Session:
                 progress=self._progress,
                 stop=self._stop,
                 env_steps=lambda: ingest.env_steps,
+                check_broker=self._fleet.check_broker,
                 actors=actors,
             )
             return TrainingLoop(parts, self._progression()).run()
+
+    def _stop_if_asked(self) -> None:
+        if self._stop.requested:
+            raise _AskedToStop
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -223,10 +238,11 @@ class Session:
             quantization=quantization,
         )
 
-    def _build(self, stack: contextlib.ExitStack, normalizer: NormalizerPlan) -> tuple[Algorithm, Template, Auditor]:
+    def _build(self, stack: contextlib.ExitStack, normalizer: NormalizerPlan) -> tuple[Algorithm, QatTemplate, Auditor]:
         config = self._config
         self._progress.note("building the network and its int8 template")
         policy = QatPolicy(self._network(), seed=config.seed, normalize=True)
+        self._stop_if_asked()
         if self._checkpoint is None:
             normalizer.begin(policy)
         algorithm: Algorithm = Dqn(config, policy)
@@ -234,17 +250,19 @@ class Session:
             algorithm.restore(self._checkpoint.arrays["algorithm"])
             if self._checkpoint.state["progression"]["normalizer_version"]:
                 normalizer.pending = False
-        template = Template.from_model(policy, self._contract(), self._golden)
+        template = QatTemplate.from_model(policy, self._contract(), self._golden)
         if len(template.data) > MAX_INLINE_PUSH_BYTES - 4_096:
             raise UsageError(
                 f"a policy of {len(template.data):,} bytes is over the inline push cap of {MAX_INLINE_PUSH_BYTES:,} "
                 "bytes",
                 hint=f"make it smaller: --set hidden={','.join(['256'] * len(config.hidden))}",
             )
+        self._stop_if_asked()
         auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)
         snapshot = policy.snapshot()
         auditor.require(audit(policy.spec, snapshot, template.patch(snapshot)))
+        self._stop_if_asked()
         algorithm.compile()
         return algorithm, template, auditor
 
@@ -259,7 +277,7 @@ class Session:
             action=self._action,
         )
 
-    def _keeper(self, ingest: Ingest, template: Template, epoch: int) -> Keeper:
+    def _keeper(self, ingest: Ingest, template: QatTemplate, epoch: int) -> Keeper:
         return Keeper(
             self._run,
             spec=self._network(),
