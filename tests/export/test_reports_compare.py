@@ -12,10 +12,11 @@ from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec,
 from quarl_device.errors import ContractError, ModelFileError, UsageError
 from quarl_device.flatbuffer import Tensor, read_graph
 from quarl_device.policy_file import METADATA_NAME
+from quarl_device.preprocess import bind_inputs, to_tensor
 from quarl_export.graph import repack
 from quarl_export.reports import compare_files
 from quarl_export.reports.acting import actions, agreement
-from quarl_export.reports.running import TracedFile, quantize
+from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputMeter
 from quarl_export.reports.side import read_side, side_of
 from quarl_export.reports.text import render_text
@@ -180,15 +181,19 @@ def test_saturation_of_an_int8_input_is_counted_before_the_device_clips():
     assert entering["state"][0] == 9.0
 
 
-@pytest.mark.parametrize(("value", "stored"), [(0.25, 1), (-0.25, -1), (0.2, 0), (100.0, 127), (-100.0, -128)])
-def test_rounding_is_tflites(value, stored):
-    """Halves away from zero, clipped, never wrapped."""
-    side = read_side(pair("arm")[1])
-    tensor = side.graph.tensors[side.inputs[0]]
-    half = type(tensor)(
-        **{**vars(tensor), "quantization": type(tensor.quantization)(
-            scales=np.array([0.5], np.float32), zero_points=np.array([0]), axis=0)})  # fmt: skip
-    assert quantize(np.array([value], np.float32), half).tolist() == [stored]
+def test_a_file_is_fed_what_the_device_feeds_it():
+    for name in ("pixels", "arm", "qat"):
+        side = read_side(pair(name)[1])
+        golden = side.golden.observations
+        file = TracedFile(side)
+        file.run(golden, 1)
+        [binding] = bind_inputs(side.contract, side.graph)
+        fed = to_tensor(binding, golden[binding.spec.key][1:2])
+        assert np.array_equal(file.stored(side.inputs[0]), fed.ravel())
+        [role] = side.contract.head.outputs
+        [output] = side.graph.outputs
+        lsb = side.golden.lsb[role]
+        assert file.output(output) == pytest.approx(side.golden.outputs[role][1].ravel(), abs=1.01 * lsb)
 
 
 def discrete():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quarl_device.contract import PolicyContract
+from quarl_device.heads import BoxHead, bind_outputs
 from quarl_export.reports.structure import Float
 
 BOX_TOLERANCE = 0.01
@@ -71,15 +72,11 @@ def _discrete(reference: Float, found: Float, kind: str) -> Agreement:
 
 def actions(contract: PolicyContract, outputs: Mapping[str, Float]) -> Float:
     """Return greedy box actions ``[rows, elements]``: squashed, scaled and clipped as on the device."""
-    action = contract.action
-    values = outputs["mean" if contract.head.kind == "gaussian" else contract.head.kind]
-    if contract.head.squash == "tanh":
-        values = np.tanh(values)
-    if action.scale:
-        values = values * np.asarray(action.scale)
-    if action.offset:
-        values = values + np.asarray(action.offset)
-    return np.asarray(np.clip(values, np.asarray(action.low), np.asarray(action.high)))
+    bindings = bind_outputs(contract)
+    results = tuple(np.asarray(outputs[binding.role]) for binding in bindings)
+    rows = len(results[0])
+    head = BoxHead(contract, bindings, shape=(rows, *contract.action.shape))
+    return np.asarray(head.greedy(results if len(results) > 1 else results[0]), np.float64).reshape(rows, -1)
 
 
 def _box(contract: PolicyContract, mine: Float, its: Float) -> Agreement:
