@@ -29,6 +29,7 @@ class Agreement:
         gap_max: the same, at most.
         gap_relative: discrete: `gap_mean` against the mean spread of a row; box: against the action's range.
         agrees: bool ``[rows]``.
+        gap: what `gap_relative` is a share of, for a sentence that begins with it.
     """
 
     share: float
@@ -38,6 +39,7 @@ class Agreement:
     gap_max: float
     gap_relative: float
     agrees: tuple[bool, ...]
+    gap: str
 
 
 def agreement(contract: PolicyContract, reference: Mapping[str, Float], found: Mapping[str, Float]) -> Agreement:
@@ -67,6 +69,7 @@ def _discrete(reference: Float, found: Float, kind: str) -> Agreement:
         gap_max=float(gaps.max()) if gaps.size else 0.0,
         gap_relative=float(gaps.mean()) / spread if gaps.size and spread > 0 else 0.0,
         agrees=tuple(bool(same) for same in mine == its),
+        gap="of the spread given away",
     )
 
 
@@ -96,6 +99,7 @@ def _box(contract: PolicyContract, mine: Float, its: Float) -> Agreement:
         gap_max=float(apart.max()) if apart.size else 0.0,
         gap_relative=float(relative[~agrees].mean()) if apart.size else 0.0,
         agrees=tuple(bool(same) for same in agrees),
+        gap="of the action's range apart",
     )
 
 
