@@ -22,8 +22,8 @@ from quarl_export.ir.policy_graph import FIXED_RANGES, SAME_RANGE, PolicyGraph
 Range = tuple[float, float]
 IoType = Literal["float32", "int8", "uint8"]
 
-MIN_RANGE_WIDTH = 1e-6
-"""A range that is narrower is opened: the converter makes nonsense of an empty one."""
+MIN_RANGE_WIDTH = 2e-6
+"""A range that is narrower is opened: the converter would open one below 1e-6 in a way of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,11 @@ class QuantizationOptions:
                 raise UsageError(f"{bits} {name} bits: expected 2-8")
         if not 0.0 < self.min_weight_range < 1.0:
             raise UsageError(f"smallest weight range {self.min_weight_range} is not in (0, 1)")
+
+
+def is_whole(options: QuantizationOptions) -> bool:
+    """Whether weights and activations have the 8 bits that the converter knows."""
+    return (options.weight_bits, options.activation_bits) == (8, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
