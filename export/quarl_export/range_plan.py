@@ -6,6 +6,7 @@ three kernels fix theirs, and everything that enters a concatenation has to be o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,8 @@ class QuantizationOptions:
         weight_bits: 2-8; fewer than 8 are stored in int8.
         activation_bits: 2-8, of ReLU layers; inputs, heads and everything else keep 8. Fewer than 8 need LiteRT 2 with
             XNNPACK: older kernels round differently, and a half step is then a whole level.
+        bias_opens_weights: a bias that would not fit int32 opens the range of its kernel, as the converter does per
+            channel; otherwise it is refused.
         min_weight_range: kernels quantized per layer whose largest magnitude is below are quantized as if it were this.
     """
 
@@ -48,6 +51,7 @@ class QuantizationOptions:
     weight_bits: int = 8
     activation_bits: int = 8
     min_weight_range: float = 1e-6
+    bias_opens_weights: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep_float", frozenset(self.keep_float))
@@ -143,8 +147,9 @@ class RangePlan:
         for site in self.sites:
             if site not in ranges:
                 raise UsageError(f"no range for {site!r}: calibrate, or take it from training")
-            low, high = (float(np.float32(end)) for end in ranges[site])
-            if not (np.isfinite(low) and np.isfinite(high)):
+            low, high = ranges[site]
+            low, high = float(np.float32(low)), float(np.float32(high))
+            if not (math.isfinite(low) and math.isfinite(high)):
                 raise NonFiniteError(f"policy: range of {site!r} is ({low}, {high})")
             if low > high:
                 raise UsageError(f"range of {site!r} is ({low}, {high}): the low end is above the high one")

@@ -130,7 +130,7 @@ class _Random:
         keys = ["image", "state", "other"][: self.size(1, 3)]
         rng = self.rng
         shapes = {
-            key: tuple(int(n) for n in rng.integers(5, 11, 2)) + (self.size(1, 3),)
+            key: (self.size(5, 10), self.size(5, 10), self.size(1, 3))
             if key == "image" and rng.random() < 0.7
             else (self.size(1, 7),)
             for key in keys
@@ -197,9 +197,7 @@ class _Random:
         return self.build.dense(trunk, units, self.one_of("", "", "tanh", "sigmoid", "softmax"))
 
     def graph(self) -> PolicyGraph:
-        vectors = []
-        for item in self.build.inputs:
-            vectors.append(self.seen(item.key) if len(item.shape) == 3 else item.key)
+        vectors = [self.seen(item.key) if len(item.shape) == 3 else item.key for item in self.build.inputs]
         trunk = self.joined(vectors)
         for _ in range(self.size(0, 2)):
             trunk = self.hidden(trunk)

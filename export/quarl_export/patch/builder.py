@@ -40,5 +40,3 @@ def build_writer(plan: RangePlan, normalizer_shapes: Mapping[str, tuple[int, ...
         if found:
             raise PatchError(f"a patched file differs from a converted one: {found}")
     return Writer(model, plan=plan, places=places, normalizer_shapes=normalizer_shapes)
-
-
