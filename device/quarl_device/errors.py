@@ -13,7 +13,8 @@ A code is never renumbered and never reused.
     │   ├── SelfTestError            12  golden vectors do not come out as recorded
     │   ├── ConversionError          13  TensorFlow could not convert the policy
     │   ├── PatchError               14  a template and a policy do not fit
-    │   └── NonFiniteError           15  NaN or Inf in weights, ranges or outputs
+    │   ├── NonFiniteError           15  NaN or Inf in weights, ranges or outputs
+    │   └── CheckFailed              19  a file that would be wrong was not written
     ├── EnvironmentFault
     │   ├── UnknownEnvironment       20  no such registered gymnasium id
     │   ├── UnsupportedSpace         21  a space that this algorithm or build does not take
@@ -115,6 +116,12 @@ class NonFiniteError(ModelError):
     """NaN or Inf in weights, ranges or outputs."""
 
     code = 15
+
+
+class CheckFailed(ModelError):
+    """A check before a file is written did not pass; the message has its code."""
+
+    code = 19
 
 
 class EnvironmentFault(QuarlError):

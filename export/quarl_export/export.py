@@ -19,7 +19,8 @@ from quarl_device.runtime import find_runtime
 from quarl_export.checkpoint import PolicyCheckpoint, load_policy
 from quarl_export.compare import difference
 from quarl_export.converter import convert_float, convert_snapshot
-from quarl_export.golden import golden_observations, input_samples, run_file, run_goldens
+from quarl_export.file_runner import run_file
+from quarl_export.golden import golden_observations, input_samples, run_goldens
 from quarl_export.graph import repack, view
 from quarl_export.metadata import attach, complete
 from quarl_export.parity import lsb_errors, twin_outputs

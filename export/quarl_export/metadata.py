@@ -31,3 +31,25 @@ def complete(contract: PolicyContract, spec: NetworkSpec, *, scheme: str, normal
 def attach(model: bytes, contract: PolicyContract, golden: GoldenVectors, provenance: Mapping[str, Any]) -> bytes:
     """Return `model` with the policy metadata in it; an older entry is replaced."""
     return repack(model, metadata={METADATA_NAME: encode_metadata(contract, golden, provenance)})
+
+
+def complete_policy(contract: PolicyContract, *, scheme: str, io: str) -> PolicyContract:
+    """Return the contract of a file made from an imported policy.
+
+    Inputs are named after observation keys and outputs after roles. With float ends the normaliser is in the graph and
+    its constants leave the contract; with integer ends they stay in it, for the device.
+    """
+    normalizer = contract.normalizer
+    if not normalizer.offset:
+        placed = Normalizer()
+    elif io == "float32":
+        placed = Normalizer(where="graph")
+    else:
+        placed = dataclasses.replace(normalizer, where="device")
+    return dataclasses.replace(
+        contract,
+        scheme=scheme,
+        observations=tuple(dataclasses.replace(given, tensor=given.key) for given in contract.observations),
+        head=dataclasses.replace(contract.head, outputs={role: role for role in contract.head.outputs}),
+        normalizer=placed,
+    )

@@ -117,7 +117,8 @@ def mixed(**changes: Any) -> ImportedPolicy:
         layer("q", "dense", "j"),
     ]  # fmt: skip
     shapes = {
-        "c/kernel": (3, 3, 1, 4), "c/bias": (4,), "v/kernel": (3, 6), "v/bias": (6,), "q/kernel": (42, 2), "q/bias": (2,),
+        "c/kernel": (3, 3, 1, 4), "c/bias": (4,), "v/kernel": (3, 6), "v/bias": (6,), "q/kernel": (42, 2),
+        "q/bias": (2,),
     }  # fmt: skip
     return make_policy({"image": (7, 7, 1), "vector": (3,)}, layers, shapes, output="q", **changes)
 
