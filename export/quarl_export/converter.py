@@ -20,6 +20,8 @@ from quarl_export.qat import QatPolicy
 from quarl_export.silence import without_tensorflow_noise
 from quarl_export.snapshot import PolicySnapshot
 
+Io = Literal["float32", "int8", "uint8"]
+
 
 def convert(policy: QatPolicy) -> bytes:
     """Convert `policy` as it is: int8 inside by its own ranges, float32 at both ends.
@@ -30,6 +32,19 @@ def convert(policy: QatPolicy) -> bytes:
         ConversionError: TensorFlow could not convert it.
     """
     return _run(policy.export_model, ConverterSettings())
+
+
+def convert_model(model: Any, *, io: Io = "float32") -> bytes:
+    """Convert a tf_keras model that has fake quants where it is to be int8.
+
+    Args:
+        model: the model.
+        io: "float32", "int8" or "uint8", type of the file's inputs and outputs.
+
+    Raises:
+        ConversionError: TensorFlow could not convert it.
+    """
+    return _run(model, ConverterSettings(io=io))
 
 
 def convert_snapshot(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
@@ -86,11 +101,11 @@ class ConverterSettings:
     float_fallback: bool = False
     per_channel_dense: bool = True
     representative: Callable[[], Iterator[dict[str, NDArray[np.float32]]]] | None = None
-    io: Literal["float32", "int8", "uint8"] = "float32"
+    io: Io = "float32"
 
 
-def convert_model(model: Any, settings: ConverterSettings) -> bytes:
-    """Convert a tf_keras functional `model`.
+def convert_with(model: Any, settings: ConverterSettings) -> bytes:
+    """Convert a tf_keras functional `model` as `settings` say.
 
     Raises:
         ConversionError: TensorFlow could not convert it.

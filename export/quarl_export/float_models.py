@@ -57,12 +57,6 @@ def output_name(place: int) -> str:
     return f"output_{place}"
 
 
-def end_names(graph: PolicyGraph) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the model's names of inputs and outputs to observation keys and roles, for `ends.name_ends`."""
-    inputs = {input_name(place): item.key for place, item in enumerate(graph.inputs)}
-    return inputs, {output_name(place): role for place, role in enumerate(graph.outputs)}
-
-
 def prologue_constants(normalizer: Normalizer, key: str, shape: Shape) -> tuple[Float32, Float32] | None:
     """Return offset and scale of `key`, float32 of `shape` or ``[1]`` where all elements are alike; `None` if none."""
     if key not in normalizer.offset:

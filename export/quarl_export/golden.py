@@ -105,7 +105,6 @@ def run_goldens(
     for role, values in outputs.items():
         if not np.isfinite(values).all():
             raise NonFiniteError(f"policy: output {role!r} holds NaN or Inf")
-        lsb[role] = output_step(model, contract.head.outputs[role]) or _FLOAT_LSB * max(
-            1.0, float(np.abs(values).max())
-        )
+        largest = max(1.0, float(np.abs(values).max()))
+        lsb[role] = output_step(model, contract.head.outputs[role]) or _FLOAT_LSB * largest
     return GoldenVectors(observations=arrays, outputs=outputs, lsb=lsb, tolerance_lsb=tolerance_lsb)

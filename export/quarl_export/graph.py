@@ -18,6 +18,7 @@ _OPERATOR_NAMES = {value: name for name, value in vars(schema.BuiltinOperator).i
 _DTYPES: Mapping[int, Any] = {
     schema.TensorType.FLOAT32: np.float32,
     schema.TensorType.INT8: np.int8,
+    schema.TensorType.UINT8: np.uint8,
     schema.TensorType.INT32: np.int32,
 }
 
@@ -75,6 +76,17 @@ def view(model: bytes | bytearray) -> GraphView:
         operators=tuple(_operator(root, subgraph.Operators(i)) for i in range(subgraph.OperatorsLength())),
         inputs=tuple(int(subgraph.Inputs(i)) for i in range(subgraph.InputsLength())),
         outputs=tuple(int(subgraph.Outputs(i)) for i in range(subgraph.OutputsLength())),
+    )
+
+
+def signature(model: bytes) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the tensor indices of the model's single signature: inputs and outputs by name."""
+    definition = schema.Model.GetRootAsModel(model, 0).SignatureDefs(0)
+    inputs = (definition.Inputs(place) for place in range(definition.InputsLength()))
+    outputs = (definition.Outputs(place) for place in range(definition.OutputsLength()))
+    return (
+        {entry.Name().decode(): int(entry.TensorIndex()) for entry in inputs},
+        {entry.Name().decode(): int(entry.TensorIndex()) for entry in outputs},
     )
 
 

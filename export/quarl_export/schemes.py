@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 
 from quarl_device.errors import ConversionError, UsageError
 from quarl_export.checks.op_versions import RUNTIMES, Runtime
-from quarl_export.converter import ConverterSettings, convert_model
-from quarl_export.ends import name_ends
-from quarl_export.float_models import build_float, end_names, input_name
+from quarl_export.converter import ConverterSettings, Io, convert_with
+from quarl_export.float_models import build_float, input_name
 from quarl_export.ir import ImportedPolicy
 from quarl_export.ir.layers import FLOAT_ONLY
 from quarl_export.ir.reference import normalize
 from quarl_export.prologue import prepend_prologue
+from quarl_export.quantized import convert_quantized, name_ends
+from quarl_export.range_plan import QuantizationOptions
 
 Scheme = Literal["float32", "float16", "dynamic", "int8", "int16x8"]
-Io = Literal["float32", "int8", "uint8"]
 Ranges = Mapping[str, tuple[float, float]]
 Samples = Mapping[str, NDArray[Any]]
 
@@ -120,14 +120,14 @@ def convert(
     if options.scheme == "int8":
         if ranges is None:
             raise UsageError("int8 needs a range for every site", hint="calibrate first")
-        raise ConversionError("int8 is not here yet")
+        return convert_quantized(policy, ranges, options=quantization(options))
     if options.scheme == "int16x8":
         return _int16x8(policy, options, samples)
     settings = ConverterSettings(
         weights="int8" if options.scheme == "dynamic" else options.scheme, per_channel_dense=options.per_channel
     )
     model = build_float(policy.graph, policy.weights, normalizer=policy.contract.normalizer)
-    return _named(convert_model(model, settings), policy)
+    return name_ends(convert_with(model, settings), policy.graph)
 
 
 def _int16x8(policy: ImportedPolicy, options: SchemeOptions, samples: Samples | None) -> bytes:
@@ -145,10 +145,10 @@ def _int16x8(policy: ImportedPolicy, options: SchemeOptions, samples: Samples | 
         per_channel_dense=options.per_channel,
         representative=representative,
     )
-    model = convert_model(build_float(policy.graph, policy.weights), settings)
-    return prepend_prologue(_named(model, policy), policy.contract.normalizer)
+    model = convert_with(build_float(policy.graph, policy.weights), settings)
+    return prepend_prologue(name_ends(model, policy.graph), policy.contract.normalizer)
 
 
-def _named(model: bytes, policy: ImportedPolicy) -> bytes:
-    inputs, outputs = end_names(policy.graph)
-    return name_ends(model, inputs=inputs, outputs=outputs)
+def quantization(options: SchemeOptions) -> QuantizationOptions:
+    """Return how the int8 file of `options` is quantized."""
+    return QuantizationOptions(io=options.io, per_channel=options.per_channel, keep_float=options.keep_float)

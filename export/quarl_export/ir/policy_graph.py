@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import PolicyContract
 from quarl_device.errors import NonFiniteError, UsageError
 from quarl_export.ir.layers import (
+    ACTIVATIONS,
     FLOAT_ONLY,
     FUSED_ACTIVATIONS,
     KINDS,
@@ -30,7 +31,8 @@ FIXED_RANGES: Mapping[str, tuple[float, float]] = {
 }
 """What the int8 kernels fix their output ranges to (TFLite 8-bit quantization specification)."""
 
-_SAME_RANGE = frozenset({"flatten", "max_pool2d", "average_pool2d", "global_average_pool2d"})
+SAME_RANGE = frozenset({"flatten", "max_pool2d", "average_pool2d", "global_average_pool2d"})
+"""Kinds whose output is on the grid of their input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,17 +120,42 @@ class PolicyGraph:
 
         A fused activation carries its operator's range; pooling, flattening and reshaping pass theirs on; a kernel
         with a fixed output range (`FIXED_RANGES`) needs none. Everything that enters a concatenation is carried by
-        the concatenation's range at conversion, but still has one here.
+        the concatenation's range at conversion, but still has one here. A float layer that an int8 layer reads needs
+        one for the way back to int8.
 
         Args:
             keep_float: layers that stay in float.
+
+        Raises:
+            UsageError: `keep_float` names a layer that does not exist.
         """
+        floats = self.float_layers(keep_float) | {layer.name for layer in self.layers if layer.kind in FLOAT_ONLY}
         sites = [item.key for item in self.inputs]
         for layer in self.layers:
-            free = layer.kind in _SAME_RANGE or layer.kind in FIXED_RANGES or layer.name in self.fused
-            if not free and layer.name not in keep_float and layer.kind not in FLOAT_ONLY:
+            free = layer.kind in SAME_RANGE or layer.kind in FIXED_RANGES or layer.name in self.fused
+            if layer.name in floats:
+                free = layer.name in self.fused or all(user.name in floats for user in self.consumers(layer.name))
+            if not free:
                 sites.append(layer.name)
         return tuple(sites)
+
+    def float_layers(self, keep_float: frozenset[str]) -> frozenset[str]:
+        """Return `keep_float` with what goes with it.
+
+        An operator stays with the activation that it computes, and what only reshapes, pools or activates the output
+        of a float layer gains nothing from a detour through int8.
+
+        Raises:
+            UsageError: `keep_float` names a layer that does not exist.
+        """
+        unknown = sorted(keep_float - set(self._by_name))
+        if unknown:
+            raise UsageError(f"no layer {unknown[0]!r} to keep in float: the layers are {', '.join(self._by_name)}")
+        floats = keep_float | {operator for operator, activation in self.fused.items() if activation in keep_float}
+        for layer in self.layers:
+            if (layer.kind in ACTIVATIONS or layer.kind in SAME_RANGE) and layer.inputs[0] in floats:
+                floats |= {layer.name}
+        return floats
 
     @cached_property
     def _by_name(self) -> Mapping[str, Layer]:

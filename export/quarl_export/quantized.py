@@ -1,0 +1,249 @@
+"""A policy graph with fake quants where int8 has ranges, and its conversion.
+
+Post-training quantization and quantization-aware training take the same way: explicit ranges, never the converter's own
+calibration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.contract import Normalizer
+from quarl_device.errors import ConversionError, UsageError
+from quarl_export.arithmetic import weight_limit
+from quarl_export.converter import convert_model
+from quarl_export.graph import repack, signature
+from quarl_export.ir.layers import Layer
+from quarl_export.ir.policy_graph import FIXED_RANGES, ImportedPolicy, PolicyGraph
+from quarl_export.keras2 import keras, tf
+from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
+
+Float32 = NDArray[np.float32]
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def build_quantized(
+    graph: PolicyGraph,
+    weights: Mapping[str, Float32],
+    ranges: Mapping[str, Range],
+    *,
+    options: QuantizationOptions,
+    normalizer: Normalizer | None = None,
+    quantize_weights: bool = True,
+) -> Any:
+    """Return a tf_keras model that computes what the int8 file of `graph` computes, bias rounding aside.
+
+    Inputs are named ``input_<n>`` in the order of the graph's inputs, outputs ``output_<n>`` in the order of its
+    outputs: Keras would not take every observation key for a name.
+
+    Args:
+        graph: the network.
+        weights: its arrays; they become constants of the model.
+        ranges: at least one per site of `RangePlan.sites`.
+        options: see `QuantizationOptions`.
+        normalizer: goes before the network where `options.io` is "float32".
+        quantize_weights: false for weights that are on their grid already.
+
+    Raises:
+        UsageError: a range is missing, or `options` does not fit the graph.
+        NonFiniteError: a range is NaN or Inf.
+        PatchError: a weight is beyond what can be quantized.
+    """
+    plan = plan_ranges(graph, options, normalizer=normalizer)
+    prologue = normalizer if options.io == "float32" else None
+    network = _Network(plan, weights, plan.effective(ranges), prologue, quantize_weights=quantize_weights)
+    inputs = [keras.Input(item.shape, name=f"input_{place}") for place, item in enumerate(graph.inputs)]
+    # Signatures name an output after the layer that gives it.
+    outputs = {
+        f"output_{place}": keras.layers.Activation("linear", name=f"output_{place}")(tensor)
+        for place, tensor in enumerate(network(inputs))
+    }
+    return keras.Model(inputs, outputs, name="policy")
+
+
+def convert_quantized(
+    policy: ImportedPolicy, ranges: Mapping[str, Range], *, options: QuantizationOptions | None = None
+) -> bytes:
+    """Return `policy` as an int8 file by TensorFlow's converter; inputs are named by key, outputs by role.
+
+    Args:
+        policy: network, weights and normaliser.
+        ranges: at least one per site of `RangePlan.sites`.
+        options: default: float32 ends, one scale per dense layer. Fewer than 8 bits are not the converter's.
+
+    Raises:
+        ConversionError: TensorFlow could not convert it.
+        UsageError: a range is missing, or `options` does not fit the graph.
+        NonFiniteError: a range is NaN or Inf.
+        PatchError: a weight is beyond what can be quantized.
+    """
+    options = options or QuantizationOptions()
+    if (options.weight_bits, options.activation_bits) != (8, 8):
+        raise UsageError("the converter has no grid of fewer than 8 bits: patch a template instead")
+    normalizer = policy.contract.normalizer
+    model = build_quantized(policy.graph, policy.weights, ranges, options=options, normalizer=normalizer)
+    return name_ends(convert_model(model, io=options.io), policy.graph)
+
+
+def name_ends(model: bytes, graph: PolicyGraph) -> bytes:
+    """Return a conversion of `build_quantized`'s model with its inputs named by key and its outputs by role."""
+    inputs, outputs = signature(model)
+    names = {inputs[f"input_{place}"]: item.key for place, item in enumerate(graph.inputs)}
+    for place, role in enumerate(graph.outputs):
+        index = outputs[f"output_{place}"]
+        if index in names:
+            raise ConversionError(f"output {role!r} is one tensor with {names[index]!r}: it cannot have two names")
+        names[index] = role
+    return repack(model, names=names)
+
+
+def quantized_per_layer(layer: Layer, options: QuantizationOptions) -> bool:
+    """Whether the kernel of `layer` has one scale, by a fake quant; other kernels are the converter's to quantize."""
+    return layer.kind == "dense" and not options.per_channel
+
+
+class _Network(keras.layers.Layer):  # type: ignore[misc]
+    """Runs a policy graph with constants for weights; what needs a range is fake-quantized."""
+
+    def __init__(
+        self,
+        plan: RangePlan,
+        weights: Mapping[str, Float32],
+        ranges: Mapping[str, Range],
+        normalizer: Normalizer | None,
+        *,
+        quantize_weights: bool,
+    ) -> None:
+        super().__init__(name="network")
+        self._plan = plan
+        # In a tuple, where Keras does not look: it would wrap mappings and track arrays.
+        self._policy = (weights, ranges, normalizer, _limits(plan, weights) if quantize_weights else {})
+
+    def call(self, inputs: Any) -> list[Any]:
+        """Return the outputs for ``float32[batch, *shape]`` inputs, both as lists in the graph's order."""
+        graph, floats = self._plan.graph, self._plan.floats
+        exact: dict[str, Any] = {}
+        """What float layers read."""
+        gridded: dict[str, Any] = {}
+        """What int8 layers read."""
+        for item, tensor in zip(graph.inputs, inputs, strict=True):
+            self._store(item.key, self._normalized(item.key, item.shape, tensor), exact, gridded)
+        for layer in graph.layers:
+            source = exact if layer.name in floats else gridded
+            result = _RUN[layer.kind](layer, [source[name] for name in layer.inputs], self._arrays(layer))
+            self._store(layer.name, result, exact, gridded)
+        return [exact[name] for name in graph.outputs.values()]
+
+    def _store(self, name: str, tensor: Any, exact: dict[str, Any], gridded: dict[str, Any]) -> None:
+        carrier, entry = self._plan.carrier(name), self._plan.entry(name)
+        exact[name] = tensor if carrier is None else self._on_grid(tensor, carrier)
+        gridded[name] = exact[name] if entry is None else self._on_grid(tensor, entry)
+
+    def _on_grid(self, tensor: Any, site: str) -> Any:
+        plan, (_, ranges, _, _) = self._plan, self._policy
+        low, high = FIXED_RANGES[plan.graph.layer(site).kind] if plan.is_fixed(site) else ranges[site]
+        bits = plan.bits(site)
+        return tf.quantization.fake_quant_with_min_max_vars(
+            tensor, tf.constant(low, tf.float32), tf.constant(high, tf.float32), num_bits=bits
+        )
+
+    def _normalized(self, key: str, shape: tuple[int, ...], tensor: Any) -> Any:
+        normalizer = self._policy[2]
+        if normalizer is None or key not in normalizer.offset:
+            return tensor
+        offset, scale, bound = normalizer_arrays(normalizer, key, shape)
+        tensor = tensor - offset
+        if self._plan.clips_in_float(key):
+            tensor = tf.maximum(tf.minimum(tensor, bound), -bound)
+        return tensor * scale
+
+    def _arrays(self, layer: Layer) -> list[Any]:
+        weights, _, _, limits = self._policy
+        arrays = [tf.constant(weights[name]) for name in layer.weight_names()]
+        if layer.name in limits:
+            limit = limits[layer.name]
+            arrays[0] = tf.quantization.fake_quant_with_min_max_vars(
+                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=8, narrow_range=True
+            )
+        return arrays
+
+
+def _limits(plan: RangePlan, weights: Mapping[str, Float32]) -> dict[str, np.float32]:
+    return {
+        layer.name: weight_limit(weights[f"{layer.name}/kernel"], floor=plan.options.min_weight_range)
+        for layer in plan.graph.layers
+        if layer.name not in plan.floats and quantized_per_layer(layer, plan.options)
+    }
+
+
+def normalizer_arrays(normalizer: Normalizer, key: str, shape: tuple[int, ...]) -> tuple[Float32, Float32, Float32]:
+    """Return offset, scale and the bound of what is left after the offset is taken, so that the result is clipped.
+
+    Returns:
+        Each float32 of `shape`, or ``[1]`` where the normaliser has a single value for all elements.
+    """
+    offset, scale = (
+        np.asarray(values[key], np.float32).reshape(shape if len(values[key]) > 1 else (1,))
+        for values in (normalizer.offset, normalizer.scale)
+    )
+    with np.errstate(divide="ignore", over="ignore"):
+        bound = np.minimum(np.float32(normalizer.clip or math.inf) / np.abs(scale), np.float32(_FLOAT32_MAX))
+    return offset, scale, bound
+
+
+def _windows(layer: Layer) -> dict[str, Any]:
+    return {"strides": layer.strides, "padding": layer.padding.upper()}
+
+
+def _conv2d(layer: Layer, operands: Sequence[Any], arrays: list[Any]) -> Any:
+    return _with_bias(tf.nn.conv2d(operands[0], arrays[0], **_windows(layer)), arrays)
+
+
+def _depthwise(layer: Layer, operands: Sequence[Any], arrays: list[Any]) -> Any:
+    strides = (1, *layer.strides, 1)
+    result = tf.nn.depthwise_conv2d(operands[0], arrays[0], strides=strides, padding=layer.padding.upper())
+    return _with_bias(result, arrays)
+
+
+def _with_bias(tensor: Any, arrays: list[Any]) -> Any:
+    return tensor + arrays[1] if len(arrays) > 1 else tensor
+
+
+def _layer_norm(layer: Layer, operands: Sequence[Any], arrays: list[Any]) -> Any:
+    (x,) = operands
+    centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+    spread = tf.sqrt(variance + np.float32(layer.settings.get("epsilon", 1e-3)))
+    return centred / spread * arrays[0] + arrays[1]
+
+
+def _single(function: Callable[[Any], Any]) -> Callable[[Layer, Sequence[Any], list[Any]], Any]:
+    return lambda _layer, operands, _arrays: function(operands[0])
+
+
+_RUN: Mapping[str, Callable[[Layer, Sequence[Any], list[Any]], Any]] = {
+    "dense": lambda _layer, operands, arrays: _with_bias(tf.matmul(operands[0], arrays[0]), arrays),
+    "conv2d": _conv2d,
+    "depthwise_conv2d": _depthwise,
+    "max_pool2d": lambda layer, operands, _: tf.nn.max_pool2d(operands[0], layer.pool_size, **_windows(layer)),
+    "average_pool2d": lambda layer, operands, _: tf.nn.avg_pool2d(operands[0], layer.pool_size, **_windows(layer)),
+    "global_average_pool2d": _single(lambda x: tf.reduce_mean(x, axis=[1, 2])),
+    "flatten": _single(lambda x: tf.reshape(x, [-1, math.prod(x.shape[1:])])),
+    "mean": _single(lambda x: tf.reduce_mean(x, axis=-1, keepdims=True)),
+    "add": lambda _layer, operands, _arrays: operands[0] + operands[1],
+    "subtract": lambda _layer, operands, _arrays: operands[0] - operands[1],
+    "multiply": lambda _layer, operands, _arrays: operands[0] * operands[1],
+    "concatenate": lambda _layer, operands, _arrays: tf.concat(operands, axis=-1),
+    "relu": _single(tf.nn.relu),
+    "relu6": _single(tf.nn.relu6),
+    "tanh": _single(tf.tanh),
+    "sigmoid": _single(tf.sigmoid),
+    "softmax": _single(lambda x: tf.nn.softmax(x, axis=-1)),
+    "elu": _single(tf.nn.elu),
+    "layer_norm": _layer_norm,
+}
