@@ -144,7 +144,8 @@ def on_grid(values: NDArray[Any], grid: Quantization) -> Float64:
     """Return `values` rounded to the nearest step of `grid` and clipped to its 256 steps, in float64."""
     inverse = values.dtype.type(1.0 / grid.scale)
     steps = np.clip(np.rint(values * inverse) + grid.zero_point, -128, 127)
-    return (steps - grid.zero_point).astype(np.float64) * grid.scale
+    real: Float64 = (steps - grid.zero_point).astype(np.float64) * grid.scale
+    return real
 
 
 def per_tensor(kernel: Float32, floor: float) -> tuple[Float64, Float64]:

@@ -61,13 +61,19 @@ class CalibrationData:
                 f"{source}: {count} row{'' if count == 1 else 's'} of observations, which says nothing about ranges",
                 hint="give a few hundred recorded observations",
             )
-        picked = np.linspace(0, count - 1, MAX_ROWS).astype(int) if count > MAX_ROWS else slice(None)
-        return cls(rows={key: array[picked] for key, array in rows.items()}, source=source)
+        return cls(rows=rows, source=source).thinned(MAX_ROWS)
 
     @property
     def count(self) -> int:
         """Number of rows."""
         return len(next(iter(self.rows.values())))
+
+    def thinned(self, most: int) -> CalibrationData:
+        """Return at most so many rows, spread evenly."""
+        if self.count <= most:
+            return self
+        picked = np.linspace(0, self.count - 1, most).astype(int)
+        return CalibrationData(rows={key: array[picked] for key, array in self.rows.items()}, source=self.source)
 
     def split(self) -> tuple[CalibrationData, CalibrationData]:
         """Return what to calibrate with, and every fourth row held out to judge by; the same for both if few."""
