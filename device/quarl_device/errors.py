@@ -14,6 +14,9 @@ A code is never renumbered and never reused.
     │   ├── ConversionError          13  TensorFlow could not convert the policy
     │   ├── PatchError               14  a template and a policy do not fit
     │   ├── NonFiniteError           15  NaN or Inf in weights, ranges or outputs
+    │   ├── UnsupportedModel         16  a layer or a form of model that cannot be imported
+    │   ├── SourceMismatch           17  what was read from a model computes otherwise than the model itself
+    │   ├── UnsafeSource             18  a model file that would run code of its own, or reach outside of itself
     │   └── CheckFailed              19  a file that would be wrong was not written
     ├── EnvironmentFault
     │   ├── UnknownEnvironment       20  no such registered gymnasium id
@@ -116,6 +119,24 @@ class NonFiniteError(ModelError):
     """NaN or Inf in weights, ranges or outputs."""
 
     code = 15
+
+
+class UnsupportedModel(ModelError):
+    """A layer or a form of model that cannot be imported."""
+
+    code = 16
+
+
+class SourceMismatch(ModelError):
+    """What was read from a model computes otherwise than the model itself."""
+
+    code = 17
+
+
+class UnsafeSource(ModelError):
+    """A model file that would run code of its own, or reach outside of itself."""
+
+    code = 18
 
 
 class CheckFailed(ModelError):
