@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 import quarl_export
-from quarl_device.contract import PolicyContract
 from quarl_device.errors import ModelFileError, UsageError
-from quarl_device.policy_file import PolicyFile, read_policy
+from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
 from quarl_export.calibration import CalibrationData, RangeRule, with_input_normalizer
 from quarl_export.checks.agreement import golden_tolerance_lsb
 from quarl_export.checks.report import CheckResult, refuse_failed
@@ -19,6 +20,7 @@ from quarl_export.checks.subject import Subject
 from quarl_export.compare import difference
 from quarl_export.golden import run_goldens
 from quarl_export.ir import ImportedPolicy
+from quarl_export.ir.reference import normalize
 from quarl_export.metadata import attach, complete_policy
 from quarl_export.observations import golden_rows, judging
 from quarl_export.ranges import find_ranges
@@ -63,6 +65,25 @@ class BuiltFile:
         """Codes of the checks that did not pass."""
         return tuple(result.code for result in self.checks if not result.passed)
 
+    @property
+    def judged_lsb(self) -> int | None:
+        """Largest difference to the fake-quantized network over the judging observations, `None` without one."""
+        (parity,) = (result for result in self.checks if result.code == "Q09")
+        return None if self.subject.network is None or parity.value is None else int(parity.value)
+
+    @property
+    def golden_lsb(self) -> int | None:
+        """The same over the golden vectors that the file records."""
+        golden, subject = self.file.golden, self.subject
+        if subject.network is None:
+            return None
+        reference = subject.network.run(normalize(subject.policy, golden.observations))
+        errors = [
+            np.rint(np.abs(values - reference[role].reshape(values.shape)) / golden.lsb[role]).max()
+            for role, values in golden.outputs.items()
+        ]
+        return int(max(errors))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
@@ -88,8 +109,7 @@ def build_file(
     options: ExportOptions,
     *,
     data: CalibrationData | None = None,
-    model: bytes | None = None,
-    contract: PolicyContract | None = None,
+    complete: PolicyFile | None = None,
 ) -> BuiltFile:
     """Return the complete file of `source` with every check's answer.
 
@@ -97,8 +117,7 @@ def build_file(
         source: the policy.
         options: how.
         data: recorded observations: three quarters to calibrate with, where that is needed, the rest to judge by.
-        model: a conversion that is there already, of the same ranges; default: made here.
-        contract: of `model`.
+        complete: the file, made elsewhere of the same ranges; only checked here. Default: made here.
 
     Raises:
         CheckFailed: a check did not pass, and `options` does not force it.
@@ -108,13 +127,12 @@ def build_file(
     check_layers(source, options.scheme)
     ready = prepare(source, options, data)
     judged = judging(ready.policy, ready.held_out, ready.ranges or {})
-    contract = contract or complete_policy(ready.policy.contract, scheme=options.scheme.scheme, io=options.scheme.io)
     subject = Subject(
         source=source,
         policy=ready.policy,
         options=options.scheme,
         ranges=ready.ranges,
-        contract=contract,
+        contract=complete_policy(ready.policy.contract, scheme=options.scheme.scheme, io=options.scheme.io),
         observations=judged.rows,
         judged_on=judged.title,
         recorded=judged.recorded,
@@ -122,26 +140,35 @@ def build_file(
     checks = checks_before(subject)
     if not options.force:
         refuse_failed(checks)
-    model = model or convert(ready.policy, options.scheme, ranges=ready.ranges, samples=ready.samples)
-    subject = dataclasses.replace(subject, model=model)
-    golden = run_goldens(
-        model,
-        contract,
-        golden_rows(source, judged),
-        tolerance_lsb=golden_tolerance_lsb(source.graph),
-    )
-    provenance = _provenance(source, options, ready)
-    data_bytes = attach(model, contract, golden, provenance)
-    checks = (*checks, *checks_after(subject, data_bytes))
+    if complete is None:
+        model = convert(ready.policy, options.scheme, ranges=ready.ranges, samples=ready.samples)
+        subject = dataclasses.replace(subject, model=model)
+        golden = run_goldens(
+            model,
+            subject.contract,
+            golden_rows(source, judged),
+            tolerance_lsb=golden_tolerance_lsb(source.graph),
+        )
+        provenance = _provenance(source, options, ready)
+        complete = _with_metadata(model, subject, golden, provenance)
+    else:
+        subject = dataclasses.replace(subject, model=complete.data, contract=complete.contract)
+    checks = (*checks, *checks_after(subject, complete.data))
     failed = [result.code for result in checks if not result.passed]
+    if failed and not options.force:
+        refuse_failed(checks)
     if failed:
-        if not options.force:
-            refuse_failed(checks)
-        data_bytes = attach(model, contract, golden, {**provenance, "forced": failed})
+        marked = {**complete.provenance, "forced": failed}
+        complete = _with_metadata(complete.data, subject, complete.golden, marked)
+    return BuiltFile(file=complete, checks=checks, subject=subject)
+
+
+def _with_metadata(model: bytes, subject: Subject, golden: GoldenVectors, provenance: Mapping[str, Any]) -> PolicyFile:
+    data = attach(model, subject.contract, golden, provenance)
     # The metadata must not have moved anything that computes.
-    if difference(model, data_bytes):
+    if difference(model, data):
         raise ModelFileError("repacking the model with its metadata changed it")
-    return BuiltFile(file=read_policy(data_bytes), checks=checks, subject=subject)
+    return read_policy(data)
 
 
 def prepare(source: ImportedPolicy, options: ExportOptions, data: CalibrationData | None) -> Prepared:
