@@ -37,7 +37,8 @@ A code is never renumbered and never reused.
     │   └── KeyFileError             42  key file missing, unreadable, malformed or too open
     ├── DeviceError
     │   ├── StateUnwritable          50  the state directory cannot be written
-    │   └── ActorFailed              51  an actor process ended by itself
+    │   ├── ActorFailed              51  an actor process ended by itself
+    │   └── IdInUse                  52  another process uses this device's id on the same broker
     ├── LearnerError
     │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
     │   ├── CheckpointError          71  a checkpoint is incomplete, damaged or of another run
@@ -255,6 +256,12 @@ class ActorFailed(DeviceError):
     """An actor process ended by itself."""
 
     code = 51
+
+
+class IdInUse(DeviceError):
+    """Another process uses this device's id on the same broker."""
+
+    code = 52
 
 
 class LearnerError(QuarlError):

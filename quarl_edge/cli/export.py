@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from quarl_edge.cli.output import Format, write_json, write_table
+from quarl_device.errors import LearnerError
+from quarl_edge.cli.interrupts import quit_at_interrupt
+from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
 from quarl_edge.extras import require_learner
 from quarl_edge.runs import DEFAULT_ROOT, latest_policy
 
@@ -28,11 +30,16 @@ def export(
       quarl-edge export model.tflite
       quarl-edge export model.tflite --from runs/CartPole-v1-dqn-20260101T120000Z-s0
     """
+    check_target(model)
     policy = latest_policy(source=source, root=runs)
     require_learner("export")
-    from quarl_export.export import export_policy
+    with quit_at_interrupt():
+        from quarl_export.export import export_policy
 
-    report = export_policy(policy, model)
+    with hint_where_none(
+        f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo", LearnerError
+    ):
+        report = export_policy(policy, model)
     if output is Format.JSON:
         write_json(
             {
@@ -56,6 +63,6 @@ def export(
             f"{report.golden_vectors}, max error {report.max_lsb_error} LSB against the fake-quant network",
         ),
         ("from", str(policy)),
-        ("sha256", report.sha256),
     ]
-    write_table(str(report.model), rows, [f"quarl-edge evaluate {report.model}"])
+    next_one = f"quarl-edge evaluate {report.model}"
+    write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])

@@ -21,7 +21,7 @@ from quarl_export.networks import NetworkSpec
 
 if TYPE_CHECKING:
     from quarl_edge.ingest.ingest import Ingest
-    from quarl_edge.learner.loop import Progression
+    from quarl_edge.learner.parts import Progression
 
 
 _LOG = logging.getLogger(__name__)

@@ -28,9 +28,10 @@ from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.dqn import Dqn
 from quarl_edge.learner.keeper import Keeper, better, judged_from_json, kept_judgement
-from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
+from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink
 from quarl_edge.learner.normalization import NormalizerPlan
+from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.presence import Presence, claim_fleet, gone_birth, next_epoch
 from quarl_edge.learner.publisher import PolicyPublisher
 from quarl_edge.learner.receiver import Receiver

@@ -11,8 +11,9 @@ from quarl_device.errors import ActorFailed, CheckpointError, LearnerAlive, Mode
 from quarl_device.evaluate import Evaluation
 from quarl_edge.config import make_config
 from quarl_edge.learner import loop as module
-from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
+from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MemoryMetrics
+from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.result import StopReason
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.evaluator import Judged
@@ -202,7 +203,7 @@ class Setting:
         small = {
             "hidden": (4,), "batch_size": 8, "updates_per_call": 4, "samples_per_insert": 8.0, "learning_starts": 32,
             "push_period_updates": 8, "evaluate_period_pushes": 2, "steps": 2_000, "goal_return": None,
-            "checkpoint_period_steps": 0, "target_period_updates": 0,
+            "checkpoint_period_steps": 10**9, "target_period_updates": 0,
         }  # fmt: skip
         if settings.get("lockstep"):
             small["actors"] = 1
