@@ -116,7 +116,7 @@ def test_stopped_at_once():
     ("fault", "message"),
     [
         ("reward", "reward is nan in episode 0, step 2"),
-        ("observation", "observation in episode 0, step 3 holds NaN or Inf"),
+        ("observation", "observation in episode 0, step 3 holds NaN or Inf, or no numbers"),
         ("shape", r"observation in episode 0, step 3 has shape \(3,\), its space says \(4,\)"),
         ("raise", r"raised in step\(\) in episode 0, step 2: OSError: cable out"),
         ("none", r"raised in step\(\) in episode 0, step 2: TypeError"),
