@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_device.contract import ObservationSpec
 from quarl_export.ir.layers import Layer
 from quarl_export.ir.policy_graph import ImportedPolicy, PolicyGraph
 
@@ -19,16 +20,17 @@ def normalize(policy: ImportedPolicy, observations: Mapping[str, NDArray[Any]]) 
 
     Args:
         policy: its contract's normaliser is applied.
-        observations: per key ``[batch, *shape]`` as the environment gives them.
+        observations: per key ``[batch, *shape]`` as the environment gives them; stacked frames as
+            ``[batch, stack, *shape]``, oldest first, or joined as the graph's input has them.
 
     Returns:
         Per key float32 ``[batch, *graph input shape]``.
     """
     normalized = {}
     normalizer = policy.contract.normalizer
+    specs = {spec.key: spec for spec in policy.contract.observations}
     for item in policy.graph.inputs:
-        raw = np.asarray(observations[item.key])
-        rows = raw.reshape(len(raw), *item.shape).astype(np.float32)
+        rows = _laid_out(np.asarray(observations[item.key]), specs[item.key], item.shape).astype(np.float32)
         if item.key in normalizer.offset:
             shape = item.shape
             offset = np.broadcast_to(np.asarray(normalizer.offset[item.key], np.float32), _flat(shape)).reshape(shape)
@@ -69,6 +71,22 @@ def run_layer(layer: Layer, operands: list[NDArray[Any]], arrays: list[NDArray[A
 
 def _flat(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape))
+
+
+def _laid_out(raw: NDArray[Any], spec: ObservationSpec, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Join stacked frames along the last axis; turn round images that the environment has channels first."""
+    frame, stack = spec.shape, spec.stack
+    channels_first = len(frame) == 3 and shape == (*frame[1:], frame[0] * stack) and not (stack == 1 and frame == shape)
+    if stack > 1 and raw.shape[1:] == (stack, *frame):
+        if channels_first:
+            raw = raw.reshape(len(raw), stack * frame[0], *frame[1:])
+        elif shape == (*frame, stack):
+            raw = np.moveaxis(raw, 1, -1)
+        elif frame:
+            raw = np.concatenate([raw[:, n] for n in range(stack)], axis=-1)
+    if channels_first and raw.shape[1:] != shape:
+        raw = np.moveaxis(raw, 1, -1)
+    return raw.reshape(len(raw), *shape)
 
 
 def _patches(image: Float32, window: tuple[int, int], layer: Layer, *, fill: float) -> Float32:
