@@ -31,8 +31,14 @@ from quarl_export.ir.policy_graph import GraphInput, ImportedPolicy, PolicyGraph
 _SCALED_ROLES = frozenset({"action", "mean"})
 
 
-def assemble(source: SourceNetwork, options: ImportOptions) -> ImportedPolicy:
+def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyContract | None = None) -> ImportedPolicy:
     """Return the policy that acts with `source`: its acting function alone, folded, bound to observations and action.
+
+    Args:
+        source: what was read.
+        options: what it cannot say.
+        known: a contract that the source has itself, with its tensor names for inputs and outputs; it is kept but
+            for the normaliser, which is read from the network.
 
     Raises:
         UnsupportedModel: something of the network has no place in a policy graph.
@@ -40,15 +46,19 @@ def assemble(source: SourceNetwork, options: ImportOptions) -> ImportedPolicy:
         NonFiniteError: NaN or Inf in weights or outputs.
         SourceMismatch: the numpy reference of what was read differs from the source.
     """
-    environment = environment_specs(options)
-    observations, action = environment or (None, None)
+    if known is not None:
+        options = _as_options(known)
+        observations: tuple[ObservationSpec, ...] | None = known.observations
+        action: ActionSpec | None = known.action
+    else:
+        observations, action = environment_specs(options) or (None, None)
     choice = choose_head(source.draft, action, options)
     outputs = {role: source.draft.outputs[name] for role, name in choice.outputs.items()}
     acting = dataclasses.replace(source.draft, outputs=outputs)
-    folded = fold(acting, open_outputs=_SCALED_ROLES)
+    folded = fold(acting, open_outputs=frozenset() if known else _SCALED_ROLES)
     folded, finish = _without_softmax(folded, choice)
     specs = bind_inputs(folded.inputs, source.dtypes, observations, options)
-    spec, notes = _action(acting, folded, action, choice, options)
+    acted, notes = _action(acting, folded, action, choice, options)
     for role, (scale, shift) in folded.output_affines.items():
         finish[role] = _affine(scale, shift)
     contract = PolicyContract(
@@ -56,10 +66,10 @@ def assemble(source: SourceNetwork, options: ImportOptions) -> ImportedPolicy:
         env_kwargs=dict(options.env_kwargs),
         algorithm=options.algorithm,
         scheme="",
-        observations=tuple(specs.values()),
+        observations=tuple(dataclasses.replace(spec, tensor="") for spec in specs.values()),
         normalizer=_normalizer(folded, specs),
         head=_head(choice, options),
-        action=spec,
+        action=known.action if known else acted,
     )
     graph, weights = _graph(folded, specs)
     provenance = {
@@ -72,6 +82,19 @@ def assemble(source: SourceNetwork, options: ImportOptions) -> ImportedPolicy:
     difference = largest_difference(policy, _by_role(source, choice, names), finish=finish)
     checked = {**provenance, "largest_difference": difference, "tolerance": TOLERANCE}
     return dataclasses.replace(policy, provenance=checked)
+
+
+def _as_options(known: PolicyContract) -> ImportOptions:
+    return ImportOptions(
+        env_id=known.env_id,
+        env_kwargs=known.env_kwargs,
+        head=known.head.kind,
+        outputs=known.head.outputs,
+        inputs={spec.tensor: spec.key for spec in known.observations},
+        algorithm=known.algorithm,
+        squash=known.head.squash,
+        log_std=known.head.log_std,
+    )
 
 
 def _by_role(source: SourceNetwork, choice: HeadChoice, names: Mapping[str, str]) -> Any:
