@@ -53,6 +53,9 @@ A code is never renumbered and never reused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 
 class QuarlError(Exception):
     """Root of all errors of quarl-edge.
@@ -141,9 +144,17 @@ class UnsafeSource(ModelError):
 
 
 class CheckFailed(ModelError):
-    """A check before a file is written did not pass; the message has its code."""
+    """A check before a file is written did not pass; the message has its code.
+
+    Attributes:
+        checks: JSON entries of all checks that were made.
+    """
 
     code = 19
+
+    def __init__(self, message: str, *, hint: str = "", checks: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.checks = tuple(checks)
 
 
 class EnvironmentFault(QuarlError):

@@ -71,7 +71,8 @@ def by_key(contract: PolicyContract, observations: Mapping[str, ArrayLike] | Arr
         raise UsageError(f"golden observations have keys {sorted(given)}, the contract {sorted(keys)}")
     arrays = {spec.key: np.ascontiguousarray(given[spec.key], spec.dtype) for spec in contract.observations}
     for spec in contract.observations:
-        if arrays[spec.key].shape[1:] != spec.shape or not len(arrays[spec.key]):
+        shape = (spec.stack, *spec.shape) if spec.stack > 1 else spec.shape
+        if arrays[spec.key].shape[1:] != shape or not len(arrays[spec.key]):
             raise UsageError(f"golden observations {spec.key!r} have shape {arrays[spec.key].shape}")
     if len({len(values) for values in arrays.values()}) != 1:
         raise UsageError("golden observations differ in count from key to key")

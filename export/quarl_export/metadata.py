@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from quarl_device.contract import Head, Normalizer, PolicyContract
+from quarl_device.contract import Head, Normalizer, ObservationSpec, PolicyContract
+from quarl_device.errors import UsageError
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, encode_metadata
 from quarl_export.graph import repack
 from quarl_export.networks import NetworkSpec
@@ -45,11 +47,42 @@ def complete_policy(contract: PolicyContract, *, scheme: str, io: str) -> Policy
     elif io == "float32":
         placed = Normalizer(where="graph")
     else:
-        placed = dataclasses.replace(normalizer, where="device")
+        placed = _on_device(contract)
     return dataclasses.replace(
         contract,
         scheme=scheme,
         observations=tuple(dataclasses.replace(given, tensor=given.key) for given in contract.observations),
         head=dataclasses.replace(contract.head, outputs={role: role for role in contract.head.outputs}),
         normalizer=placed,
+    )
+
+
+def _on_device(contract: PolicyContract) -> Normalizer:
+    """Return the normaliser as a device applies it: to one frame, as the environment gives it.
+
+    The graph's constants are of its input: stacked frames joined, images with channels last.
+
+    Raises:
+        UsageError: it differs from frame to frame, or over an image that lies otherwise in the graph.
+    """
+    normalizer = contract.normalizer
+    specs = {spec.key: spec for spec in contract.observations}
+    frames: dict[str, dict[str, tuple[float, ...]]] = {"offset": {}, "scale": {}}
+    for name, part in (("offset", normalizer.offset), ("scale", normalizer.scale)):
+        for key, values in part.items():
+            frames[name][key] = _per_frame(specs[key], values)
+    return dataclasses.replace(normalizer, where="device", offset=frames["offset"], scale=frames["scale"])
+
+
+def _per_frame(spec: ObservationSpec, values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(set(values)) == 1:
+        return values[:1]
+    if spec.stack == 1 and len(spec.shape) <= 1:
+        return values
+    size = math.prod(spec.shape)
+    if len(spec.shape) <= 1 and values == values[:size] * spec.stack:
+        return values[:size]
+    raise UsageError(
+        f"the normaliser of {spec.key!r} differs over an image or a stack, which a device cannot apply",
+        hint="use --io float32: the normaliser is in the file then",
     )

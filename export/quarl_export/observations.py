@@ -113,9 +113,12 @@ def _bounds(spec: ObservationSpec, size: int) -> tuple[NDArray[np.float64], NDAr
 
 
 def _before_normalizer(policy: ImportedPolicy, item: GraphInput, values: NDArray[Any]) -> NDArray[Any]:
+    """Return what the normaliser makes `values` of; over images it is undone only where it is plain."""
     normalizer = policy.contract.normalizer
     if item.key not in normalizer.offset:
         return values
-    offset, scale = (np.asarray(part[item.key], np.float64) for part in (normalizer.offset, normalizer.scale))
+    offset, scale = (np.unique(part[item.key]) for part in (normalizer.offset, normalizer.scale))
+    if len(item.shape) == 1 or max(offset.size, scale.size) > 1:
+        offset, scale = np.asarray(normalizer.offset[item.key]), np.asarray(normalizer.scale[item.key])
     undone: NDArray[Any] = values / np.where(scale == 0.0, 1.0, scale) + offset
     return undone

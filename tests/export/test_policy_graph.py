@@ -166,7 +166,7 @@ def test_frames_stack_in_the_last_axis_and_channels_come_last(frame, stack, shap
     frames = [raw[:, n] for n in range(stack)]
     if len(frame) == 3 and len(shape) == 3 and frame[1:] == shape[:2]:
         frames = [np.transpose(each, (0, 2, 3, 1)) for each in frames]
-    if len(frame) == 2 and len(shape) == 3 or not frame:
+    if (len(frame) == 2 and len(shape) == 3) or not frame:
         wanted = np.stack(frames, axis=-1)
     else:
         wanted = np.concatenate(frames, axis=-1)

@@ -28,8 +28,8 @@ class CalibrationData:
     """Recorded observations.
 
     Attributes:
-        rows: per key ``[count, *shape]`` as the environment gives them (stacked frames in the last axis), in the
-            contract's dtype.
+        rows: per key ``[count, *shape]`` as the environment gives them, ``[count, stack, *shape]`` of stacked frames,
+            in the contract's dtype.
         source: where they come from, for the provenance.
     """
 
@@ -115,14 +115,25 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
 
 
 def observation_shape(spec: ObservationSpec) -> tuple[int, ...]:
-    """Return the shape of one row of `spec`: stacked frames are in the last axis."""
-    return (*spec.shape[:-1], spec.shape[-1] * spec.stack) if spec.shape and spec.stack > 1 else spec.shape
+    """Return the shape of one row of `spec`: the frame's, behind the stack where there is one, oldest frame first."""
+    return (spec.stack, *spec.shape) if spec.stack > 1 else spec.shape
+
+
+def _unjoined(spec: ObservationSpec, array: NDArray[Any]) -> NDArray[Any]:
+    """Return ``[rows, stack, *shape]`` of frames that were joined along their last axis, others as they are."""
+    joined = (*spec.shape[:-1], spec.shape[-1] * spec.stack) if spec.shape else (spec.stack,)
+    if spec.stack == 1 or array.shape[1:] != joined:
+        return array
+    if not spec.shape:
+        return array.reshape(len(array), spec.stack)
+    split = array.reshape(len(array), *spec.shape[:-1], spec.stack, spec.shape[-1])
+    return np.moveaxis(split, -2, 1)
 
 
 def _key_rows(spec: ObservationSpec, arrays: Mapping[str, Any], source: str) -> NDArray[Any]:
     if spec.key not in arrays:
         raise UsageError(f"{source}: no array {spec.key!r}, found {', '.join(sorted(arrays)) or 'none'}")
-    array = np.asarray(arrays[spec.key])
+    array = _unjoined(spec, np.asarray(arrays[spec.key]))
     shape = observation_shape(spec)
     if array.dtype.kind not in "fiub":
         raise UsageError(f"{source}: array {spec.key!r} is {array.dtype}, expected numbers")

@@ -41,7 +41,7 @@ def play(
         allow_module: see `environments.check_registered`.
 
     Raises:
-        UsageError: not at least 2 steps, or frame stacking, which needs recorded observations.
+        UsageError: not at least 2 steps.
         SpaceMismatch: the environment's spaces are not the policy's.
         EnvironmentMisbehaved: it raised, or showed NaN.
         QuarlError: whatever `make_single` raises.
@@ -49,8 +49,6 @@ def play(
     if not 2 <= steps <= MAX_STEPS:
         raise UsageError(f"cannot calibrate with {steps} steps: expected 2..{MAX_STEPS:,}")
     contract = policy.contract
-    if any(item.stack != 1 for item in contract.observations):
-        raise UsageError("playing does not stack frames", hint="calibrate with recorded observations: --calibrate FILE")
     world = make_single(spec, seed=seed, allow_module=allow_module)
     rows: list[Row] = []
     try:
@@ -81,11 +79,13 @@ def _episode(
     try:
         observation, _ = world.reset(seed=seed)
         ended = False
+        row = None
         while len(rows) < steps:
-            rows.append(_row(contract, observation))
+            row = _row(contract, observation, row)
+            rows.append(row)
             if ended:
                 return
-            observation, _, terminated, truncated, _ = world.step(choose(rows[-1]))
+            observation, _, terminated, truncated, _ = world.step(choose(row))
             ended = bool(terminated or truncated)
     # The environment is anybody's code.
     except Exception as error:
@@ -94,11 +94,17 @@ def _episode(
         ) from error
 
 
-def _row(contract: PolicyContract, observation: Any) -> Row:
-    parts: Mapping[str, Any] = observation if isinstance(observation, Mapping) else {
-        contract.observations[0].key: observation
-    }  # fmt: skip
-    return {spec.key: np.array(parts[spec.key], spec.dtype).reshape(spec.shape) for spec in contract.observations}
+def _row(contract: PolicyContract, observation: Any, before: Row | None) -> Row:
+    """Return `observation` by key; a stack is that of the row before, moved on, or the first frame repeated."""
+    keyed = isinstance(observation, Mapping)
+    row = {}
+    for spec in contract.observations:
+        frame = np.array(observation[spec.key] if keyed else observation, spec.dtype).reshape(spec.shape)
+        if spec.stack > 1:
+            earlier = [frame] * (spec.stack - 1) if before is None else list(before[spec.key][1:])
+            frame = np.stack([*earlier, frame])
+        row[spec.key] = frame
+    return row
 
 
 def _greedy(policy: ImportedPolicy) -> Callable[[Row], Any]:

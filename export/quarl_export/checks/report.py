@@ -81,9 +81,11 @@ def refuse_failed(results: Iterable[CheckResult]) -> None:
     Raises:
         CheckFailed: naming every failed check.
     """
-    failed = [result for result in results if not result.passed]
+    made = list(results)
+    failed = [result for result in made if not result.passed]
     if failed:
         raise CheckFailed(
             "; ".join(f"{result.code} {result.name}: {result.message}" for result in failed),
             hint="mend it, or write the file all the same with --force, which marks it",
+            checks=[result.to_json() for result in made],
         )
