@@ -45,7 +45,7 @@ def judging(
     if held_out is not None:
         picked = np.unique(np.linspace(0, held_out.count - 1, JUDGED).astype(int))
         rows = {key: array[picked] for key, array in held_out.rows.items()}
-        return Judging(rows=rows, title=f"on {len(picked)} held-out observations ({held_out.source})", recorded=True)
+        return Judging(rows=rows, title=f"on {len(picked)} held-out observations", recorded=True)
     rows = drawn(policy, ranges, count=JUDGED, seed=1)
     return Judging(rows=rows, title=f"on {JUDGED} drawn observations", recorded=False)
 

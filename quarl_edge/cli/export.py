@@ -15,6 +15,7 @@ from quarl_edge.extras import require_learner
 from quarl_edge.runs import DEFAULT_ROOT, latest_policy
 
 if TYPE_CHECKING:
+    from quarl_export.calibration import CalibrationData
     from quarl_export.export import ExportReport
 
 
@@ -95,6 +96,7 @@ def export(
         )
         # Without --calibrate: what the run has recorded, or what playing its environment shows.
         named = calibrate or (PLAY if checkpoint is None and policy.contract.env_id else "")
+        data: CalibrationData | None
         if named:
             data = named_observations(named, policy, env_id=env, steps=steps, seed=seed)
         else:
