@@ -15,11 +15,14 @@ from quarl_device.errors import PatchError
 
 Float32 = NDArray[np.float32]
 
-_LEVELS = np.float32(254.0)  # symmetric narrow int8: -127..127
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
 _INT32_MAX = 2**31 - 1
 _MAX_WEIGHT = np.float32(1e30)
+_MIN_CHANNEL_LIMIT = 5e-7
+
+BIAS_LIMIT = 2**30 - 1
+"""Largest bias step that the converter lets be: half of int32, which leaves room for the sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,25 +63,27 @@ def weight_limit(kernel: Float32, *, floor: float) -> np.float32:
     return limit
 
 
-def weight_scale(limit: np.float32) -> float:
-    """Return the unrounded scale of a symmetric int8 kernel whose largest magnitude is `limit`."""
-    return 2.0 * float(limit) / 254.0
+def weight_scale(limit: np.float32, *, bits: int = 8) -> float:
+    """Return the unrounded scale of a symmetric kernel whose largest magnitude is `limit`."""
+    return 2.0 * float(limit) / float(2**bits - 2)
 
 
-def quantize_kernel(kernel: Float32, limit: np.float32, scratch: Float32) -> Float32:
-    """Return `kernel` in int8 steps (still float32), as the converter folds FakeQuantWithMinMaxVars.
+def quantize_kernel(kernel: Float32, limit: np.float32, scratch: Float32, *, bits: int = 8) -> Float32:
+    """Return `kernel` in steps (still float32), as the converter folds FakeQuantWithMinMaxVars.
 
     Args:
         kernel: any shape.
         limit: from `weight_limit`.
         scratch: of `kernel`'s shape; overwritten and returned.
+        bits: steps are within plus or minus ``2**(bits - 1) - 1``.
     """
+    levels = np.float32(2**bits - 2)
     width = limit + limit
-    step = width / _LEVELS
-    inverse = _LEVELS / width
+    step = width / levels
+    inverse = levels / width
     zero = np.floor(_ONE + limit / step + _HALF)
     low = (_ONE - zero) * step
-    high = (_LEVELS + _ONE - zero) * step
+    high = (levels + _ONE - zero) * step
     quantized_zero = np.floor(-low * inverse + _HALF)
     np.clip(kernel, low, high, out=scratch)
     scratch -= low
@@ -88,15 +93,83 @@ def quantize_kernel(kernel: Float32, limit: np.float32, scratch: Float32) -> Flo
     return np.floor(scratch, out=scratch)
 
 
-def quantize_bias(bias: Float32, scale: float) -> NDArray[np.float64]:
-    """Return `bias` in int32 steps of `scale` (still float64).
+def channel_scales(
+    limits: Float32, bias: Float32 | None, input_scale: float, *, bits: int = 8
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the unrounded scales that the converter gives a kernel per channel, and its bias.
+
+    A bias that would not fit opens the scale of its channel (TensorFlow's quantization driver,
+    ``SetBiasParamsWithAdjustments``).
+
+    Args:
+        limits: largest magnitude in each channel, ``[channels]``.
+        bias: ``[channels]``, `None` for a layer without.
+        input_scale: unrounded scale of what the layer reads.
+        bits: of the kernel.
+
+    Raises:
+        PatchError: a weight is beyond what can be quantized.
+    """
+    if not (limits <= _MAX_WEIGHT).all():
+        raise PatchError(f"weights of up to {limits.max():.3g} cannot be quantized")
+    scales = np.maximum(limits.astype(np.float64), _MIN_CHANNEL_LIMIT) / (2 ** (bits - 1) - 1)
+    bias_scales = scales * input_scale
+    if bias is not None:
+        magnitudes = np.abs(bias).astype(np.float64)
+        over = magnitudes / bias_scales > BIAS_LIMIT
+        if over.any():
+            bias_scales = np.where(over, magnitudes / BIAS_LIMIT, bias_scales)
+            scales = np.where(over, bias_scales / input_scale, scales)
+    return scales, bias_scales
+
+
+def quantize_channels(rows: Float32, scales: NDArray[np.float64], steps: Float32, scratch: Float32) -> Float32:
+    """Return weights in steps (still float32), as the converter rounds a kernel without fake quant.
+
+    That is: the quotient in float64, halves away from zero. Almost all of it is done in float32, whose quotients are
+    off by less than 1e-4; those that fall so near to a half are done again.
+
+    Args:
+        rows: ``[any, channels]``.
+        scales: ``[channels]``, from `channel_scales`: no quotient is beyond 127.
+        steps: of `rows`' shape, contiguous; overwritten and returned.
+        scratch: likewise; overwritten.
+    """
+    np.multiply(rows, (1.0 / scales).astype(np.float32), out=scratch)
+    np.rint(scratch, out=steps)
+    scratch -= steps
+    np.abs(scratch, out=scratch)
+    row, channel = np.divmod(np.flatnonzero(scratch > np.float32(0.4999)), len(scales))
+    exact = rows[row, channel].astype(np.float64) / scales[channel]
+    steps[row, channel] = np.trunc(exact + np.copysign(0.5, exact))
+    return steps
+
+
+def bias_floor(bias: Float32 | None, input_scale: float, *, bits: int = 8) -> float:
+    """Return the smallest `weight_limit` with which `bias` fits, in a kernel with one scale."""
+    if bias is None:
+        return 0.0
+    return float(2 ** (bits - 1) - 1) * float(np.abs(bias).max(initial=0.0)) / (BIAS_LIMIT * input_scale)
+
+
+def relu_quantization(high: float, bits: int) -> Quantization:
+    """Return what gives a ReLU's output, of range [0, high], exactly ``2**bits`` levels in int8.
+
+    The kernel's clamp at the zero point takes them from below, int8's own end from above.
+    """
+    levels = 2**bits - 1
+    return Quantization(scale=float(np.float32(high)) / levels, zero_point=127 - levels)
+
+
+def quantize_bias(bias: Float32, scale: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `bias` in int32 steps of `scale`, one or one per channel (still float64).
 
     Raises:
         PatchError: a step does not fit int32: the layer's input or kernel is so small that its bias drowns it.
     """
     steps = np.rint(bias.astype(np.float64) / scale)
     if np.abs(steps).max(initial=0.0) > _INT32_MAX:
-        raise PatchError(f"a bias of {float(np.abs(bias).max()):.3g} does not fit int32 at scale {scale:.3g}")
+        raise PatchError(f"a bias of {float(np.abs(bias).max()):.3g} does not fit int32 at scale {np.min(scale):.3g}")
     return steps
 
 

@@ -44,7 +44,7 @@ def _rows(graph: GraphView) -> list[tuple[Any, ...]]:
         for index in operator.outputs:
             numbers[index] = 1000 + len(rows)
         results = [_describe(graph.tensors[i], numbers[i]) for i in operator.outputs]
-        rows.append((operator.name, operator.version, operator.activation, tuple(operands), tuple(results)))
+        rows.append((operator.name, operator.version, operator.options, tuple(operands), tuple(results)))
     rows.append(("OUTPUTS", tuple(numbers[index] for index in graph.outputs)))
     return rows
 
@@ -68,7 +68,7 @@ def _describe(tensor: TensorView, number: int | None) -> tuple[Any, ...] | None:
 def _explain(row: Sequence[Any], other: Sequence[Any]) -> str:
     if row[0] != other[0]:
         return f"{row[0]} against {other[0]}"
-    parts = ("name", "version", "activation", "operands", "results")
+    parts = ("name", "version", "settings", "operands", "results")
     for part, mine, theirs in zip(parts, row, other, strict=False):
         if mine != theirs:
             return f"{row[0]}: {part} differ: {_short(mine)} against {_short(theirs)}"

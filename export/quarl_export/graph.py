@@ -48,11 +48,12 @@ class TensorView:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorView:
-    """One operator: its name, version, fused activation (0: none) and tensor indices (-1: absent)."""
+    """One operator: its name, version, fused activation (0: none), settings and tensor indices (-1: absent)."""
 
     name: str
     version: int
     activation: int
+    options: tuple[tuple[str, Any], ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -134,11 +135,11 @@ def repack(
 
 
 def by_operator(graph: GraphView, value: Callable[[TensorView | None], Any]) -> list[Sequence[Any]]:
-    """Return for every operator its name, version, activation and `value` of each operand and result."""
+    """Return for every operator its name, version, settings and `value` of each operand and result."""
     rows: list[Sequence[Any]] = []
     for operator in graph.operators:
         operands = [value(graph.tensors[i] if i >= 0 else None) for i in (*operator.inputs, *operator.outputs)]
-        rows.append((operator.name, operator.version, operator.activation, operands))
+        rows.append((operator.name, operator.version, operator.options, operands))
     return rows
 
 
@@ -166,22 +167,22 @@ def _tensor(root: Any, subgraph: Any, index: int) -> TensorView:
 def _operator(root: Any, operator: Any) -> OperatorView:
     code = root.OperatorCodes(operator.OpcodeIndex())
     builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+    options = _options(operator)
     return OperatorView(
         name=_OPERATOR_NAMES.get(builtin, str(builtin)),
         version=code.Version(),
-        activation=_activation(operator),
+        activation=int(dict(options).get("fusedActivationFunction", 0)),
+        options=options,
         inputs=tuple(int(operator.Inputs(i)) for i in range(operator.InputsLength())),
         outputs=tuple(int(operator.Outputs(i)) for i in range(operator.OutputsLength())),
     )
 
 
-def _activation(operator: Any) -> int:
-    if operator.BuiltinOptionsType() != schema.BuiltinOptions.FullyConnectedOptions:
-        return 0
-    options = schema.FullyConnectedOptions()
-    table = operator.BuiltinOptions()
-    options.Init(table.Bytes, table.Pos)
-    return int(options.FusedActivationFunction())
+def _options(operator: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the operator's settings by name: strides, padding, fused activation and the like."""
+    settings = schema.BuiltinOptionsCreator(operator.BuiltinOptionsType(), operator.BuiltinOptions())
+    found = vars(settings).items() if settings is not None else ()
+    return tuple(sorted((name, tuple(v.tolist()) if isinstance(v, np.ndarray) else v) for name, v in found))
 
 
 def _unshare_buffers(tree: Any) -> None:

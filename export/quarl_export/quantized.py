@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer
 from quarl_device.errors import ConversionError, UsageError
-from quarl_export.arithmetic import weight_limit
 from quarl_export.converter import convert_model
 from quarl_export.graph import repack, signature
-from quarl_export.ir.layers import Layer
+from quarl_export.ir.layers import WEIGHTED, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, ImportedPolicy, PolicyGraph
 from quarl_export.keras2 import keras, tf
+from quarl_export.kernels import layer_scales
+from quarl_export.patch.values import PolicyValues, clip_bound, normalizer_arrays
 from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
 
 Float32 = NDArray[np.float32]
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def build_quantized(
@@ -55,9 +55,15 @@ def build_quantized(
         PatchError: a weight is beyond what can be quantized.
     """
     plan = plan_ranges(graph, options, normalizer=normalizer)
-    prologue = normalizer if options.io == "float32" else None
-    network = _Network(plan, weights, plan.effective(ranges), prologue, quantize_weights=quantize_weights)
-    inputs = [keras.Input(item.shape, name=f"input_{place}") for place, item in enumerate(graph.inputs)]
+    prologue = normalizer_arrays(normalizer, plan) if normalizer is not None and options.io == "float32" else {}
+    values = PolicyValues(weights=weights, ranges=ranges, normalizer=prologue)
+    return build_planned(plan, values, quantize_weights=quantize_weights)
+
+
+def build_planned(plan: RangePlan, values: PolicyValues, *, quantize_weights: bool = True) -> Any:
+    """Return `build_quantized` of a plan that is made already."""
+    network = _Network(plan, values, plan.effective(values.ranges), quantize_weights=quantize_weights)
+    inputs = [keras.Input(item.shape, name=f"input_{place}") for place, item in enumerate(plan.graph.inputs)]
     # Signatures name an output after the layer that gives it.
     outputs = {
         f"output_{place}": keras.layers.Activation("linear", name=f"output_{place}")(tensor)
@@ -85,13 +91,29 @@ def convert_quantized(
     options = options or QuantizationOptions()
     if (options.weight_bits, options.activation_bits) != (8, 8):
         raise UsageError("the converter has no grid of fewer than 8 bits: patch a template instead")
-    normalizer = policy.contract.normalizer
-    model = build_quantized(policy.graph, policy.weights, ranges, options=options, normalizer=normalizer)
-    return name_ends(convert_model(model, io=options.io), policy.graph)
+    plan = plan_ranges(policy.graph, options, normalizer=policy.contract.normalizer)
+    return convert_planned(plan, policy_values(policy, plan, ranges))
 
 
-def name_ends(model: bytes, graph: PolicyGraph) -> bytes:
-    """Return a conversion of `build_quantized`'s model with its inputs named by key and its outputs by role."""
+def policy_values(policy: ImportedPolicy, plan: RangePlan, ranges: Mapping[str, Range]) -> PolicyValues:
+    """Return what a file of `policy` holds: its normaliser goes in where the file's ends are float32."""
+    in_file = plan.options.io == "float32"
+    normalizer = normalizer_arrays(policy.contract.normalizer, plan) if in_file else {}
+    return PolicyValues(weights=policy.weights, ranges=ranges, normalizer=normalizer)
+
+
+def convert_planned(plan: RangePlan, values: PolicyValues) -> bytes:
+    """Return `convert_quantized` of a plan that is made already."""
+    model = convert_model(build_planned(plan, values), io=plan.options.io)
+    return repack(model, names=end_names(model, plan.graph))
+
+
+def end_names(model: bytes, graph: PolicyGraph) -> dict[int, str]:
+    """Return key and role by tensor index, of the inputs and outputs of a conversion.
+
+    Raises:
+        ConversionError: a tensor is both an input and an output, or two outputs.
+    """
     inputs, outputs = signature(model)
     names = {inputs[f"input_{place}"]: item.key for place, item in enumerate(graph.inputs)}
     for place, role in enumerate(graph.outputs):
@@ -99,12 +121,7 @@ def name_ends(model: bytes, graph: PolicyGraph) -> bytes:
         if index in names:
             raise ConversionError(f"output {role!r} is one tensor with {names[index]!r}: it cannot have two names")
         names[index] = role
-    return repack(model, names=names)
-
-
-def quantized_per_layer(layer: Layer, options: QuantizationOptions) -> bool:
-    """Whether the kernel of `layer` has one scale, by a fake quant; other kernels are the converter's to quantize."""
-    return layer.kind == "dense" and not options.per_channel
+    return names
 
 
 class _Network(keras.layers.Layer):  # type: ignore[misc]
@@ -113,26 +130,42 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
     def __init__(
         self,
         plan: RangePlan,
-        weights: Mapping[str, Float32],
+        values: PolicyValues,
         ranges: Mapping[str, Range],
-        normalizer: Normalizer | None,
         *,
         quantize_weights: bool,
     ) -> None:
         super().__init__(name="network")
         self._plan = plan
-        # In a tuple, where Keras does not look: it would wrap mappings and track arrays.
-        self._policy = (weights, ranges, normalizer, _limits(plan, weights) if quantize_weights else {})
+        # Variables, not constants: those would be copied with every function that TensorFlow makes of this.
+        names = list(plan.graph.weight_shapes)
+        self._arrays_of_graph = [
+            self.add_weight(
+                f"array_{place}",
+                shape=values.weights[name].shape,
+                initializer=lambda shape, dtype=None, array=values.weights[name]: tf.constant(array),
+                trainable=False,
+            )
+            for place, name in enumerate(names)
+        ]
+        # In tuples, where Keras does not look: it would wrap mappings.
+        self._names = (names,)
+        self._policy = (values, ranges, _limits(plan, values.weights, ranges) if quantize_weights else {})
 
     def call(self, inputs: Any) -> list[Any]:
         """Return the outputs for ``float32[batch, *shape]`` inputs, both as lists in the graph's order."""
+        outputs: list[Any] = self._outputs(inputs)
+        return outputs
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _outputs(self, inputs: Any) -> list[Any]:
         graph, floats = self._plan.graph, self._plan.floats
         exact: dict[str, Any] = {}
         """What float layers read."""
         gridded: dict[str, Any] = {}
         """What int8 layers read."""
         for item, tensor in zip(graph.inputs, inputs, strict=True):
-            self._store(item.key, self._normalized(item.key, item.shape, tensor), exact, gridded)
+            self._store(item.key, self._normalized(item.key, tensor), exact, gridded)
         for layer in graph.layers:
             source = exact if layer.name in floats else gridded
             result = _RUN[layer.kind](layer, [source[name] for name in layer.inputs], self._arrays(layer))
@@ -145,55 +178,48 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         gridded[name] = exact[name] if entry is None else self._on_grid(tensor, entry)
 
     def _on_grid(self, tensor: Any, site: str) -> Any:
-        plan, (_, ranges, _, _) = self._plan, self._policy
+        plan, (_, ranges, _) = self._plan, self._policy
         low, high = FIXED_RANGES[plan.graph.layer(site).kind] if plan.is_fixed(site) else ranges[site]
         bits = plan.bits(site)
         return tf.quantization.fake_quant_with_min_max_vars(
             tensor, tf.constant(low, tf.float32), tf.constant(high, tf.float32), num_bits=bits
         )
 
-    def _normalized(self, key: str, shape: tuple[int, ...], tensor: Any) -> Any:
-        normalizer = self._policy[2]
-        if normalizer is None or key not in normalizer.offset:
+    def _normalized(self, key: str, tensor: Any) -> Any:
+        normalizer = self._policy[0].normalizer
+        if key not in normalizer:
             return tensor
-        offset, scale, bound = normalizer_arrays(normalizer, key, shape)
+        offset, scale = normalizer[key]
         tensor = tensor - offset
         if self._plan.clips_in_float(key):
+            bound = clip_bound(scale, self._plan.clip)
             tensor = tf.maximum(tf.minimum(tensor, bound), -bound)
         return tensor * scale
 
     def _arrays(self, layer: Layer) -> list[Any]:
-        weights, _, _, limits = self._policy
-        arrays = [tf.constant(weights[name]) for name in layer.weight_names()]
+        (names,), (_, _, limits) = self._names, self._policy
+        arrays = [self._arrays_of_graph[names.index(name)] for name in layer.weight_names()]
         if layer.name in limits:
             limit = limits[layer.name]
             arrays[0] = tf.quantization.fake_quant_with_min_max_vars(
-                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=8, narrow_range=True
+                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=self._plan.options.weight_bits, narrow_range=True
             )
         return arrays
 
 
-def _limits(plan: RangePlan, weights: Mapping[str, Float32]) -> dict[str, np.float32]:
-    return {
-        layer.name: weight_limit(weights[f"{layer.name}/kernel"], floor=plan.options.min_weight_range)
-        for layer in plan.graph.layers
-        if layer.name not in plan.floats and quantized_per_layer(layer, plan.options)
-    }
-
-
-def normalizer_arrays(normalizer: Normalizer, key: str, shape: tuple[int, ...]) -> tuple[Float32, Float32, Float32]:
-    """Return offset, scale and the bound of what is left after the offset is taken, so that the result is clipped.
-
-    Returns:
-        Each float32 of `shape`, or ``[1]`` where the normaliser has a single value for all elements.
-    """
-    offset, scale = (
-        np.asarray(values[key], np.float32).reshape(shape if len(values[key]) > 1 else (1,))
-        for values in (normalizer.offset, normalizer.scale)
-    )
-    with np.errstate(divide="ignore", over="ignore"):
-        bound = np.minimum(np.float32(normalizer.clip or math.inf) / np.abs(scale), np.float32(_FLOAT32_MAX))
-    return offset, scale, bound
+def _limits(plan: RangePlan, weights: Mapping[str, Float32], ranges: Mapping[str, Range]) -> dict[str, np.float32]:
+    """Return the largest magnitude of every kernel that has one scale, by layer."""
+    quantizations, limits = plan.quantizations(ranges), {}
+    for layer in plan.graph.layers:
+        if layer.kind in WEIGHTED and layer.name not in plan.floats:
+            site = plan.read_as(layer.inputs[0])
+            bias = weights.get(f"{layer.name}/bias")
+            scales = layer_scales(
+                layer, weights[f"{layer.name}/kernel"], bias, quantizations[str(site)].scale, options=plan.options
+            )
+            if scales.limit is not None:
+                limits[layer.name] = scales.limit
+    return limits
 
 
 def _windows(layer: Layer) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from quarl_device.contract import Normalizer
 from quarl_device.errors import NonFiniteError, UsageError
+from quarl_export.arithmetic import Quantization, activation_quantization, relu_quantization
 from quarl_export.ir.layers import FLOAT_ONLY, FUSED_ACTIVATIONS
 from quarl_export.ir.policy_graph import FIXED_RANGES, SAME_RANGE, PolicyGraph
 
@@ -96,6 +97,10 @@ class RangePlan:
         """Return the site whose range the tensor `name` carries, its own name if it is fixed; `None` for float."""
         return self._carriers[name]
 
+    def is_input(self, site: str) -> bool:
+        """Whether `site` is an input of the graph."""
+        return site in self._keys
+
     def is_fixed(self, site: str) -> bool:
         """Whether the kernel that gives `site` decides its range."""
         return site in self._layers and self.graph.layer(site).kind in FIXED_RANGES
@@ -143,6 +148,24 @@ class RangePlan:
             low = 0.0 if self.bits(site) < 8 else min(low, 0.0)
             found[site] = (float(np.float32(low)), float(np.float32(max(high, 0.0, low + MIN_RANGE_WIDTH))))
         return found
+
+    def quantizations(self, ranges: Mapping[str, Range]) -> dict[str, Quantization]:
+        """Return scale and zero point of every site, and of every fixed one, from `effective` ranges."""
+        found = {}
+        for site in dict.fromkeys((*self.sites, *self._carriers.values())):
+            if site is None:
+                continue
+            if self.is_fixed(site):
+                found[site] = activation_quantization(*FIXED_RANGES[self.graph.layer(site).kind])
+            elif self.bits(site) < 8:
+                found[site] = relu_quantization(ranges[site][1], self.bits(site))
+            else:
+                found[site] = activation_quantization(*ranges[site])
+        return found
+
+    def read_as(self, name: str) -> str | None:
+        """Return the site on whose grid int8 layers read the tensor `name`."""
+        return self.entry(name) or self.carrier(name)
 
     @cached_property
     def _keys(self) -> frozenset[str]:

@@ -1,87 +1,277 @@
-"""Convert once, then push in milliseconds: complete policy files by patching."""
+"""Convert once, then push in milliseconds: the files of a network, patched.
+
+A template is the conversion of invented values whose places are known. A patch writes a policy's own values there,
+by the converter's rounding rules; the result equals a conversion in every tensor, which is verified when the template
+is made, by patching and converting other invented values.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_device.contract import PolicyContract
+from quarl_device.errors import ConversionError, PatchError, UsageError
 from quarl_device.policy_file import METADATA_NAME, encode_metadata
+from quarl_export.compare import difference
 from quarl_export.golden import run_goldens
-from quarl_export.metadata import complete
-from quarl_export.networks import NetworkSpec
-from quarl_export.patcher import Patcher
-from quarl_export.qat import QatPolicy
-from quarl_export.snapshot import PolicySnapshot
+from quarl_export.graph import repack, view
+from quarl_export.ir import ImportedPolicy, PolicyGraph
+from quarl_export.patch.places import find_places
+from quarl_export.patch.values import NormalizerArrays, PolicyValues, fingerprint, normalizer_arrays, probe
+from quarl_export.patch.writer import Writer
+from quarl_export.quantized import convert_planned, end_names
+from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
+
+Float32 = NDArray[np.float32]
+_PROBE_SEED = 7
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Template:
-    """A `Patcher` whose files carry their contract and golden observations.
-
-    The metadata is the same in every push: the golden outputs in it belong to the policy that the template was made
-    of, and a push brings its own in its header. Not thread-safe.
+    """Makes the int8 files of one network. Not thread-safe.
 
     Attributes:
-        patcher: does the work.
-        contract: of every file, complete.
-        golden_observations: per key float32 ``[count, *shape]``, as in every file.
+        graph: the network whose policies fit.
+        options: see `QuantizationOptions`.
+        patched: whether files are patched, in milliseconds; otherwise each one is converted, in a second or more.
+        reason: why not; "" where they are.
     """
 
-    patcher: Patcher
-    contract: PolicyContract
-    golden_observations: Mapping[str, NDArray[np.float32]]
+    def __init__(
+        self, plan: RangePlan, normalizer: NormalizerArrays, *, writer: Writer | None = None, reason: str = ""
+    ) -> None:
+        self.graph = plan.graph
+        self.options = plan.options
+        self.reason = reason
+        self._plan = plan
+        self._normalizer = dict(normalizer)
+        self._writer = writer
+        self._metadata: dict[str, bytes] = {}
 
     @classmethod
     def from_model(
-        cls,
-        policy: QatPolicy,
-        contract: PolicyContract,
-        golden_observations: Mapping[str, ArrayLike] | ArrayLike,
-        *,
-        provenance: Mapping[str, Any] | None = None,
+        cls, policy: ImportedPolicy, *, options: QuantizationOptions | None = None, verify: bool = True
     ) -> Template:
-        """Make a template for policies like `policy`, which is only read; takes two conversions, 1-3 s.
+        """Make a template for the network of `policy`; takes two conversions, 1-4 s.
+
+        A network that cannot be patched gets a template that converts every time, and says why.
 
         Args:
-            policy: its architecture is converted; its current state gives the golden outputs in the metadata.
-            contract: tensor names, scheme and the normaliser's place are filled in here.
-            golden_observations: per key float32 ``[count, *shape]``, or one such array for a single key.
-            provenance: JSON values for the metadata.
+            policy: its graph is converted; its normaliser is the one that `patch` writes by default.
+            options: default: float32 ends, one scale per dense layer.
+            verify: false leaves out the second conversion, for a caller that compares its own patch with a conversion.
 
         Raises:
-            ConversionError: TensorFlow could not convert the architecture.
-            PatchError: the converted file is not explained by the policy.
+            ConversionError: TensorFlow cannot convert the network at all.
+            PatchError: it cannot be patched, and fewer than 8 bits cannot be converted.
+            UsageError: `options` does not fit the graph.
         """
-        patcher = Patcher.build(policy.spec, normalized=policy.normalized)
-        contract = complete(contract, policy.spec, scheme="int8", normalized=policy.normalized)
-        golden = run_goldens(patcher.patch(policy.snapshot()), contract, golden_observations)
-        content = encode_metadata(contract, golden, provenance or {})
-        return cls(
-            patcher=patcher.with_metadata(METADATA_NAME, content),
-            contract=contract,
-            golden_observations=golden.observations,
-        )
+        options = options or QuantizationOptions()
+        normalizer = policy.contract.normalizer
+        plan = plan_ranges(policy.graph, options, normalizer=normalizer)
+        arrays = normalizer_arrays(normalizer, plan) if options.io == "float32" else {}
+        try:
+            writer = build_writer(plan, {key: scale.shape for key, (_, scale) in arrays.items()}, verify=verify)
+        except PatchError as error:
+            if (options.weight_bits, options.activation_bits) != (8, 8):
+                raise
+            return cls(plan, arrays, reason=str(error))
+        return cls(plan, arrays, writer=writer)
 
     @property
-    def spec(self) -> NetworkSpec:
-        """The architecture that fits."""
-        return self.patcher.spec
+    def patched(self) -> bool:
+        """Whether files are patched; see the class."""
+        return self._writer is not None
+
+    def patch(
+        self,
+        weights: Mapping[str, Float32],
+        ranges: Mapping[str, Range],
+        *,
+        normalizer: NormalizerArrays | None = None,
+    ) -> bytes:
+        """Return the file of these values, equal in every tensor, scale and zero point to their conversion.
+
+        Args:
+            weights: float32, every array of the graph by name.
+            ranges: (low, high) per site, at least of `sites`.
+            normalizer: per key offset and scale, float32 of the input's shape or ``[1]``; default: the model's.
+
+        Raises:
+            PatchError: the values are of another network, or beyond what int8 can hold.
+            UsageError: a range is missing or the wrong way round.
+            NonFiniteError: NaN or Inf anywhere.
+        """
+        values = self._values(weights, ranges, normalizer)
+        if self._writer is not None:
+            return self._writer.write(values)
+        return self._with_metadata(convert_planned(self._plan, values))
+
+    def patch_policy(self, policy: ImportedPolicy, ranges: Mapping[str, Range] | None = None) -> bytes:
+        """Return the file of `policy`, which may come from anywhere.
+
+        Args:
+            policy: of the template's network, layer by layer.
+            ranges: default: those that it brings.
+
+        Raises:
+            PatchError, UsageError, NonFiniteError: as `patch`; a graph that differs in any layer is another network.
+        """
+        found = graph_difference(self.graph, policy.graph)
+        if found:
+            raise PatchError(f"the template is of another network: {found}", hint="make a template of this model")
+        arrays = normalizer_arrays(policy.contract.normalizer, self._plan) if self.options.io == "float32" else {}
+        return self.patch(policy.weights, policy.ranges if ranges is None else ranges, normalizer=arrays)
+
+    def convert(
+        self,
+        weights: Mapping[str, Float32],
+        ranges: Mapping[str, Range],
+        *,
+        normalizer: NormalizerArrays | None = None,
+    ) -> bytes:
+        """Return what TensorFlow's converter makes of these values: what `patch` must equal. Takes a second or more.
+
+        Raises:
+            ConversionError: it could not convert them, or the options ask for fewer than 8 bits.
+            PatchError, UsageError, NonFiniteError: as `patch`.
+        """
+        if (self.options.weight_bits, self.options.activation_bits) != (8, 8):
+            raise ConversionError("the converter has no grid of fewer than 8 bits to compare with")
+        return convert_planned(self._plan, self._values(weights, ranges, normalizer))
+
+    def audit(
+        self,
+        weights: Mapping[str, Float32],
+        ranges: Mapping[str, Range],
+        *,
+        normalizer: NormalizerArrays | None = None,
+    ) -> str:
+        """Patch and convert these values; return the first difference, "" where there is none.
+
+        Raises:
+            ConversionError, PatchError, UsageError, NonFiniteError: as `convert`.
+        """
+        patched = self.patch(weights, ranges, normalizer=normalizer)
+        return difference(patched, self.convert(weights, ranges, normalizer=normalizer))
+
+    def with_metadata(self, entries: Mapping[str, bytes]) -> Template:
+        """Return a template whose files carry these metadata entries."""
+        writer = None if self._writer is None else self._writer.with_metadata(entries)
+        copy = Template(self._plan, self._normalizer, writer=writer, reason=self.reason)
+        copy._metadata = {**self._metadata, **entries}
+        return copy
+
+    def with_contract(
+        self,
+        policy: ImportedPolicy,
+        golden_observations: Mapping[str, ArrayLike],
+        *,
+        ranges: Mapping[str, Range] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Template:
+        """Return a template of complete policy files: contract and golden vectors are in their metadata.
+
+        The metadata is the same in every file: the golden outputs in it are those of `policy`, and a push brings its
+        own in its header.
+
+        Args:
+            policy: of this network.
+            golden_observations: per key ``[count, *shape]``, as the environment gives them.
+            ranges: of `policy`; default: those that it brings.
+            provenance: JSON values for the metadata; default: the policy's.
+
+        Raises:
+            PatchError, UsageError, NonFiniteError: as `patch_policy`.
+        """
+        contract = file_contract(policy, self.options)
+        golden = run_goldens(self.patch_policy(policy, ranges), contract, golden_observations)
+        content = encode_metadata(contract, golden, policy.provenance if provenance is None else provenance)
+        return self.with_metadata({METADATA_NAME: content})
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites whose ranges `patch` needs, in graph order."""
+        return self._plan.sites
 
     @property
     def data(self) -> bytes:
-        """The file as last patched; every patch has its size."""
-        return self.patcher.data
+        """The file as last patched, of the size of every patch; empty where files are converted."""
+        return b"" if self._writer is None else self._writer.data
 
-    def patch(self, snapshot: PolicySnapshot) -> bytes:
-        """Return the complete file of `snapshot`, equal in every tensor to its conversion.
+    def _values(
+        self, weights: Mapping[str, Float32], ranges: Mapping[str, Range], normalizer: NormalizerArrays | None
+    ) -> PolicyValues:
+        if normalizer is not None and self.options.io != "float32":
+            raise UsageError(f"a file with {self.options.io} ends has no normaliser: it is the device's work")
+        return PolicyValues(
+            weights=weights, ranges=ranges, normalizer=self._normalizer if normalizer is None else normalizer
+        )
 
-        Raises:
-            PatchError: another architecture, a degenerate range, or a bias that does not fit int32.
-            NonFiniteError: NaN or Inf anywhere.
-        """
-        return self.patcher.patch(snapshot)
+    def _with_metadata(self, model: bytes) -> bytes:
+        return repack(model, metadata=self._metadata) if self._metadata else model
+
+
+def build_writer(plan: RangePlan, normalizer_shapes: Mapping[str, tuple[int, ...]], *, verify: bool) -> Writer:
+    """Convert a fingerprint, find its values, and hold a patch of other values against their conversion.
+
+    Raises:
+        ConversionError: TensorFlow could not convert the network.
+        PatchError: the converted file is not explained by the policy, or a patched file differs from a converted.
+    """
+    whole = dataclasses.replace(plan, options=dataclasses.replace(plan.options, weight_bits=8, activation_bits=8))
+    values = fingerprint(whole, normalizer_shapes)
+    model = convert_planned(whole, values)
+    graph = view(model)
+    places = find_places(graph, whole, values)
+    names = {tensor.index: f"tensor_{tensor.index}" for tensor in graph.tensors}
+    names.update(places.names(graph))
+    names.update(end_names(model, plan.graph))
+    model = repack(model, names=names)
+    if verify:
+        writer = Writer(model, plan=whole, places=places, normalizer_shapes=normalizer_shapes)
+        values = probe(whole, normalizer_shapes, seed=_PROBE_SEED)
+        found = difference(writer.write(values), convert_planned(whole, values))
+        if found:
+            raise PatchError(f"a patched file differs from a converted one: {found}")
+    return Writer(model, plan=plan, places=places, normalizer_shapes=normalizer_shapes)
+
+
+def graph_difference(one: PolicyGraph, other: PolicyGraph) -> str:
+    """Return the first difference between two networks, "" where they are the same."""
+    pairs = (
+        ("inputs", one.inputs, other.inputs),
+        ("number of layers", len(one.layers), len(other.layers)),
+        *((f"layer {mine.name!r}", mine, theirs) for mine, theirs in zip(one.layers, other.layers, strict=False)),
+        ("weights", dict(one.weight_shapes), dict(other.weight_shapes)),
+        ("outputs", list(one.outputs.items()), list(other.outputs.items())),
+    )
+    return next((f"{what}: {mine} against {theirs}" for what, mine, theirs in pairs if mine != theirs), "")
+
+
+def file_contract(policy: ImportedPolicy, options: QuantizationOptions) -> PolicyContract:
+    """Return the contract of `policy` with all that the file decides: tensor names, scheme, where it normalises."""
+    contract = policy.contract
+    normalizer = contract.normalizer
+    if normalizer.offset:
+        in_file = options.io == "float32"
+        # In the graph the constants are the file's, and a push may change them there.
+        normalizer = (
+            dataclasses.replace(normalizer, where="graph", offset={}, scale={})
+            if in_file
+            else dataclasses.replace(normalizer, where="device")
+        )
+    return dataclasses.replace(
+        contract,
+        scheme="int8",
+        observations=tuple(dataclasses.replace(spec, tensor=spec.key) for spec in contract.observations),
+        head=dataclasses.replace(contract.head, outputs={role: role for role in contract.head.outputs}),
+        normalizer=normalizer,
+    )
+
+
+

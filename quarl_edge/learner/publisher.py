@@ -14,7 +14,7 @@ from quarl_device.wire.push import Exploration, PushHeader, encode_push
 from quarl_device.wire.topics import Topics
 from quarl_export.golden import run_goldens
 from quarl_export.snapshot import PolicySnapshot
-from quarl_export.template import Template
+from quarl_export.qat_template import QatTemplate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class PolicyPublisher:
         epoch: the learner's epoch.
     """
 
-    def __init__(self, template: Template, *, link: Link, topics: Topics, key: LearnerKey, epoch: int) -> None:
+    def __init__(self, template: QatTemplate, *, link: Link, topics: Topics, key: LearnerKey, epoch: int) -> None:
         self._template = template
         self._link = link
         self._topics = topics

@@ -45,7 +45,7 @@ from quarl_edge.task import look_at
 from quarl_export.audit import AuditChild, audit
 from quarl_export.networks import NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
-from quarl_export.template import Template
+from quarl_export.qat_template import QatTemplate
 
 LEARNER_NAME = "learner"
 _CONNECT_TIMEOUT_S = 10.0
@@ -114,7 +114,7 @@ class Session:
             actors: local actor processes, started here once the broker answers; `None` when all are elsewhere.
 
         Raises:
-            QuarlError: see `TrainingLoop.run`, `claim_fleet` and `Template.from_model`.
+            QuarlError: see `TrainingLoop.run`, `claim_fleet` and `QatTemplate.from_model`.
         """
         epoch = self._claim()
         if self._stop.requested:
@@ -223,7 +223,7 @@ class Session:
             quantization=quantization,
         )
 
-    def _build(self, stack: contextlib.ExitStack, normalizer: NormalizerPlan) -> tuple[Algorithm, Template, Auditor]:
+    def _build(self, stack: contextlib.ExitStack, normalizer: NormalizerPlan) -> tuple[Algorithm, QatTemplate, Auditor]:
         config = self._config
         self._progress.note("building the network and its int8 template")
         policy = QatPolicy(self._network(), seed=config.seed, normalize=True)
@@ -234,7 +234,7 @@ class Session:
             algorithm.restore(self._checkpoint.arrays["algorithm"])
             if self._checkpoint.state["progression"]["normalizer_version"]:
                 normalizer.pending = False
-        template = Template.from_model(policy, self._contract(), self._golden)
+        template = QatTemplate.from_model(policy, self._contract(), self._golden)
         if len(template.data) > MAX_INLINE_PUSH_BYTES - 4_096:
             raise UsageError(
                 f"a policy of {len(template.data):,} bytes is over the inline push cap of {MAX_INLINE_PUSH_BYTES:,} "
@@ -259,7 +259,7 @@ class Session:
             action=self._action,
         )
 
-    def _keeper(self, ingest: Ingest, template: Template, epoch: int) -> Keeper:
+    def _keeper(self, ingest: Ingest, template: QatTemplate, epoch: int) -> Keeper:
         return Keeper(
             self._run,
             spec=self._network(),

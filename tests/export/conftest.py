@@ -10,7 +10,7 @@ from quarl_export.keras2 import tf
 from quarl_export.networks import NetworkSpec
 from quarl_export.patcher import Patcher
 from quarl_export.qat import QatPolicy
-from quarl_export.template import Template
+from quarl_export.qat_template import QatTemplate
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -36,7 +36,7 @@ def policy(spec: NetworkSpec) -> QatPolicy:
 
 
 @pytest.fixture(scope="session")
-def template(spec: NetworkSpec) -> Template:
+def template(spec: NetworkSpec) -> QatTemplate:
     policy = QatPolicy(spec, seed=5, normalize=True)
     policy.calibrate(observations(64))
-    return Template.from_model(policy, make_contract(spec), observations(8))
+    return QatTemplate.from_model(policy, make_contract(spec), observations(8))

@@ -14,7 +14,7 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.push import Exploration, decode_push
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.publisher import PolicyPublisher
-from quarl_export.template import Template
+from quarl_export.qat_template import QatTemplate
 
 TOPICS = Topics("f")
 
@@ -24,7 +24,7 @@ def made():
     network = policy()
     observations = batch().observation[0]
     network.calibrate(observations)
-    return network, Template.from_model(network, CONTRACT, observations)
+    return network, QatTemplate.from_model(network, CONTRACT, observations)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from quarl_export.golden import run_goldens
 from quarl_export.graph import output_scale, view
 from quarl_export.parity import lsb_errors, twin_outputs
 from quarl_export.qat import QatPolicy
-from quarl_export.template import Template
+from quarl_export.qat_template import QatTemplate
 
 
 def test_a_push_is_a_policy_file_that_a_device_loads(template, policy):
@@ -43,7 +43,7 @@ def test_batches_act_like_single_observations(template, policy):
 def test_the_file_as_built_passes_its_own_goldens(spec):
     policy = QatPolicy(spec, seed=8)
     policy.calibrate(observations(64))
-    template = Template.from_model(policy, make_contract(spec), observations(8), provenance={"run": "x"})
+    template = QatTemplate.from_model(policy, make_contract(spec), observations(8), provenance={"run": "x"})
     file = read_policy(template.patch(policy.snapshot()))
     Policy.load(file)
     assert file.provenance == {"run": "x"}
@@ -74,7 +74,7 @@ def test_centred_files_act_like_the_network_with_smaller_outputs():
     policy.calibrate(inputs)
     policy.trainable_variables[-1].assign([30.0, 30.5, 31.0])
     policy.head_range_from(inputs)
-    template = Template.from_model(policy, make_contract(policy.spec), inputs[:8])
+    template = QatTemplate.from_model(policy, make_contract(policy.spec), inputs[:8])
     file = read_policy(template.patch(policy.snapshot()))
     q_values = policy.model(inputs, training=False).numpy()
     assert q_values.min() > 20.0
@@ -108,7 +108,7 @@ def test_trained_file_and_network_agree_in_every_step():
     assert loss < 0.1
     policy.head_range_from(inputs)
     snapshot = policy.snapshot()
-    template = Template.from_model(policy, make_contract(policy.spec), inputs[:8])
+    template = QatTemplate.from_model(policy, make_contract(policy.spec), inputs[:8])
     model = template.patch(snapshot)
     outputs = run_file(model, template.contract, {"observation": inputs})["q_values"]
     lsb = output_scale(model, "q_values")

@@ -1,0 +1,156 @@
+"""How the kernel and bias of one layer become int8 and int32, in the layout of a TFLite file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.errors import NonFiniteError
+from quarl_export.arithmetic import (
+    Float32,
+    bias_floor,
+    channel_scales,
+    quantize_bias,
+    quantize_channels,
+    quantize_kernel,
+    weight_limit,
+    weight_scale,
+)
+from quarl_export.ir.layers import Layer
+from quarl_export.range_plan import QuantizationOptions
+
+# Kernels are written transposed, in blocks of channels that stay in the cache.
+_BLOCK_WEIGHTS = 1 << 17
+
+Scratch = dict[tuple[tuple[int, ...], Any], NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerScales:
+    """Unrounded scales of one layer, ``[1]`` or ``[channels]``.
+
+    Attributes:
+        kernel: of the weights.
+        bias: of the bias, the product with the input's scale as a rule.
+        limit: largest magnitude where the layer has one scale, else `None`.
+    """
+
+    kernel: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    limit: np.float32 | None
+
+
+def has_one_scale(layer: Layer, options: QuantizationOptions) -> bool:
+    """Whether the kernel of `layer` has one scale, by a fake quant; others the converter quantizes per channel."""
+    return layer.kind == "dense" and not options.per_channel
+
+
+def as_rows(layer: Layer, kernel: Float32) -> Float32:
+    """Return `kernel` as ``[rows, channels]``, without a copy where it is contiguous."""
+    channels = kernel.shape[2] * kernel.shape[3] if layer.kind == "depthwise_conv2d" else kernel.shape[-1]
+    return kernel.reshape(-1, channels)
+
+
+def as_channels(layer: Layer, tensor: NDArray[Any]) -> NDArray[Any]:
+    """Return the data of a TFLite kernel as ``[channels, rows]``: a view."""
+    if layer.kind == "depthwise_conv2d":
+        return tensor.reshape(-1, tensor.shape[-1]).T
+    return tensor.reshape(tensor.shape[0], -1)
+
+
+def file_shape(layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that a kernel of `shape` has in a TFLite file."""
+    if layer.kind == "dense":
+        return shape[::-1]
+    rows, columns, inputs, outputs = shape
+    if layer.kind == "depthwise_conv2d":
+        return (1, rows, columns, inputs * outputs)
+    return (outputs, rows, columns, inputs)
+
+
+def layer_scales(
+    layer: Layer, kernel: Float32, bias: Float32 | None, input_scale: float, *, options: QuantizationOptions
+) -> LayerScales:
+    """Return the scales of `layer`.
+
+    Args:
+        layer: a dense or convolution layer.
+        kernel: as in the policy graph.
+        bias: ``[channels]``, `None` where the layer has none.
+        input_scale: unrounded scale of what the layer reads.
+        options: see `QuantizationOptions`.
+
+    Raises:
+        NonFiniteError: NaN or Inf in either.
+        PatchError: a weight is beyond what can be quantized.
+    """
+    if bias is not None and not np.isfinite(np.abs(bias).max(initial=0.0)):
+        raise NonFiniteError(f"policy: {layer.name}/bias holds NaN or Inf")
+    bits = options.weight_bits
+    if has_one_scale(layer, options):
+        floor = max(options.min_weight_range, bias_floor(bias, input_scale, bits=bits))
+        _check_finite(layer, np.maximum(kernel.max(), -kernel.min()))
+        limit = weight_limit(kernel, floor=floor)
+        scale = np.array([weight_scale(limit, bits=bits)])
+        return LayerScales(kernel=scale, bias=scale * input_scale, limit=limit)
+    rows = as_rows(layer, kernel)
+    limits = np.maximum(rows.max(axis=0), -rows.min(axis=0))
+    _check_finite(layer, limits)
+    scales, bias_scales = channel_scales(limits, bias, input_scale, bits=bits)
+    return LayerScales(kernel=scales, bias=bias_scales, limit=None)
+
+
+def write_kernel(
+    layer: Layer, kernel: Float32, scales: LayerScales, target: NDArray[Any], *, bits: int, scratch: Scratch
+) -> None:
+    """Write `kernel` in steps.
+
+    Args:
+        layer: whose kernel.
+        kernel: as in the policy graph.
+        scales: from `layer_scales`.
+        target: ``[channels, rows]`` of any dtype, such as `as_channels` gives.
+        bits: of the kernel.
+        scratch: kept by the caller from call to call, so that nothing is allocated.
+    """
+    weights = as_rows(layer, kernel)
+    rows, channels = weights.shape
+    block = max(1, min(channels, _BLOCK_WEIGHTS // rows))
+    for start in range(0, channels, block):
+        part = weights[:, start : start + block]
+        steps, whole = (_scratch(scratch, part.shape, dtype) for dtype in (np.float32, np.int8))
+        if scales.limit is None:
+            work = _scratch(scratch, part.shape, "work")
+            quantize_channels(part, scales.kernel[start : start + block], steps, work)
+        else:
+            quantize_kernel(part, scales.limit, steps, bits=bits)
+        # As whole bytes first: transposing floats takes four times as long.
+        np.copyto(whole, steps, casting="unsafe")
+        target[start : start + block] = whole.T
+
+
+def snapped(
+    layer: Layer, kernel: Float32, bias: Float32 | None, input_scale: float, *, options: QuantizationOptions
+) -> tuple[Float32, Float32 | None]:
+    """Return kernel and bias, float32, as the file applies them."""
+    scales = layer_scales(layer, kernel, bias, input_scale, options=options)
+    steps = np.empty(as_rows(layer, kernel).T.shape, np.float32)
+    write_kernel(layer, kernel, scales, steps, bits=options.weight_bits, scratch={})
+    rows = np.ascontiguousarray((steps.astype(np.float64) * scales.kernel[:, None]).T, np.float32)
+    if bias is not None:
+        bias = (quantize_bias(bias, scales.bias) * scales.bias).astype(np.float32)
+    return rows.reshape(kernel.shape), bias
+
+
+def _scratch(scratch: Scratch, shape: tuple[int, ...], use: Any) -> NDArray[Any]:
+    if (shape, use) not in scratch:
+        scratch[shape, use] = np.empty(shape, np.float32 if use == "work" else use)
+    return scratch[shape, use]
+
+
+def _check_finite(layer: Layer, limits: Any) -> None:
+    if not np.isfinite(limits).all():
+        raise NonFiniteError(f"policy: {layer.name}/kernel holds NaN or Inf")

@@ -1,0 +1,154 @@
+"""Writes a policy's values into their places in a file's bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.errors import NonFiniteError, PatchError
+from quarl_export.arithmetic import quantize_bias
+from quarl_export.graph import GraphView, TensorView, repack, view
+from quarl_export.ir.layers import Layer
+from quarl_export.kernels import Scratch, as_channels, layer_scales, write_kernel
+from quarl_export.patch.places import LayerPlace, Places, float_layout
+from quarl_export.patch.values import PolicyValues, check_values, clip_bound
+from quarl_export.range_plan import RangePlan
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _LayerViews:
+    """Views on one layer's tensors, into the file's bytes; the bias is `None` where the operator has none."""
+
+    place: LayerPlace
+    kernel: NDArray[np.int8]
+    kernel_scale: NDArray[np.float32]
+    bias: NDArray[np.int32] | None
+    bias_scale: NDArray[np.float32] | None
+
+
+class Writer:
+    """A converted file with cached views on everything that a policy decides.
+
+    Not thread-safe: `write` fills one buffer and hands out a copy.
+
+    Args:
+        model: the converted file, in which every tensor has a buffer of its own (`quarl_export.graph.repack`).
+        plan: of the network.
+        places: where its values are.
+        normalizer_shapes: per observation key that the file normalises, shape of its offset and scale.
+
+    Attributes:
+        plan: as given.
+        normalizer_shapes: as given.
+    """
+
+    def __init__(
+        self, model: bytes, *, plan: RangePlan, places: Places, normalizer_shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.plan = plan
+        self.normalizer_shapes = dict(normalizer_shapes)
+        self._places = places
+        self._buffer = bytearray(model)
+        self._scratch: Scratch = {}
+        graph = view(self._buffer)
+        self._carriers = [
+            (site, [_quantization_views(graph.tensors[index]) for index in indices])
+            for site, indices in places.carriers.items()
+        ]
+        self._layers = [_layer_views(graph, place) for place in places.layers]
+        self._floats = {name: _data(graph.tensors[index]) for name, index in places.floats.items()}
+        self._normalizer = {
+            key: [_data(graph.tensors[index]) for index in indices] for key, indices in places.normalizer.items()
+        }
+
+    @property
+    def data(self) -> bytes:
+        """The file as last written; every write has its size."""
+        return bytes(self._buffer)
+
+    def with_metadata(self, entries: Mapping[str, bytes]) -> Writer:
+        """Return a writer whose files carry these metadata entries."""
+        return Writer(
+            repack(self.data, metadata=entries),
+            plan=self.plan,
+            places=self._places,
+            normalizer_shapes=self.normalizer_shapes,
+        )
+
+    def write(self, values: PolicyValues) -> bytes:
+        """Return the complete file of `values`.
+
+        Raises:
+            PatchError: another network, or a weight or bias beyond what can be quantized.
+            UsageError: a range is missing or the wrong way round.
+            NonFiniteError: NaN or Inf anywhere.
+        """
+        check_values(values, self.plan, self.normalizer_shapes)
+        quantizations = self.plan.quantizations(self.plan.effective(values.ranges))
+        for site, views in self._carriers:
+            quantization = quantizations[site]
+            for scale, zero_point, shift in views:
+                scale[0] = quantization.scale
+                zero_point[0] = quantization.zero_point + shift
+        for layer in self._layers:
+            self._write_layer(layer, values.weights, quantizations[layer.place.source].scale)
+        self._write_floats(values)
+        return self.data
+
+    def _write_layer(self, views: _LayerViews, weights: Mapping[str, NDArray[np.float32]], input_scale: float) -> None:
+        layer, options = views.place.layer, self.plan.options
+        kernel, bias = weights[f"{layer.name}/kernel"], weights.get(f"{layer.name}/bias")
+        scales = layer_scales(layer, kernel, bias, input_scale, options=options)
+        write_kernel(layer, kernel, scales, views.kernel, bits=options.weight_bits, scratch=self._scratch)
+        views.kernel_scale[:] = scales.kernel
+        if views.bias is not None and views.bias_scale is not None:
+            views.bias_scale[:] = scales.bias
+            if bias is not None:
+                np.copyto(views.bias, quantize_bias(bias, scales.bias), casting="unsafe")
+
+    def _write_floats(self, values: PolicyValues) -> None:
+        layers: Mapping[str, Layer] = {
+            name: layer for layer in self.plan.graph.layers if layer.name in self.plan.floats for name in layer.weight_names()
+        }
+        for name, target in self._floats.items():
+            if not np.isfinite(values.weights[name]).all():
+                raise NonFiniteError(f"policy: {name} holds NaN or Inf")
+            target[...] = float_layout(layers[name], name, values.weights[name]).reshape(target.shape)
+        for key, targets in self._normalizer.items():
+            offset, scale = values.normalizer[key]
+            arrays = [offset, scale]
+            if len(targets) > 2:
+                bound = clip_bound(scale, self.plan.clip)
+                arrays += [bound, -bound]
+            for target, array in zip(targets, arrays, strict=True):
+                target[...] = array.reshape(target.shape)
+
+
+def _quantization_views(tensor: TensorView) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
+    if tensor.scale is None or tensor.zero_point is None:
+        raise PatchError(f"tensor {tensor.name!r} is not quantized")
+    return tensor.scale, tensor.zero_point, 128 if tensor.dtype is np.uint8 else 0
+
+
+def _layer_views(graph: GraphView, place: LayerPlace) -> _LayerViews:
+    kernel = graph.tensors[place.kernel]
+    bias = graph.tensors[place.bias] if place.bias >= 0 else None
+    if kernel.scale is None or (bias is not None and bias.scale is None):
+        raise PatchError(f"the tensors of {place.layer.name!r} are not quantized")
+    return _LayerViews(
+        place=place,
+        kernel=as_channels(place.layer, _data(kernel)),
+        kernel_scale=kernel.scale,
+        bias=None if bias is None else _data(bias),
+        bias_scale=None if bias is None else bias.scale,
+    )
+
+
+def _data(tensor: TensorView) -> NDArray[Any]:
+    if tensor.data is None:
+        raise PatchError(f"tensor {tensor.name!r} is not a constant")
+    return tensor.data
