@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 from quarl_device.errors import PatchError
 from quarl_export.arithmetic import (
     Quantization,
-    activation_quantization,
     quantize_kernel,
     weight_limit,
     weight_scale,
 )
 from quarl_export.ir import ImportedPolicy, Layer
 from quarl_export.ir.layers import WEIGHTED
-from quarl_export.ir.policy_graph import FIXED_RANGES
 from quarl_export.ir.reference import normalize, run_layer
-from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
+from quarl_export.range_plan import QuantizationOptions, Range, plan_ranges
 
 Float64 = NDArray[np.float64]
 Float32 = NDArray[np.float32]
@@ -73,11 +71,10 @@ class Int8Network:
     def __init__(self, policy: ImportedPolicy, ranges: Mapping[str, Range], *, options: QuantizationOptions) -> None:
         self._policy, self._options = policy, options
         self.plan = plan_ranges(policy.graph, options, normalizer=policy.contract.normalizer)
-        effective = self.plan.effective(ranges)
-        self._sites: dict[str, Quantization] = {}
-        for site, (low, high) in effective.items():
-            self._sites[site] = activation_quantization(low, high)
-        self.grids = {name: grid for name in policy.graph.shapes if (grid := self._grid(self.plan, name)) is not None}
+        self._sites = self.plan.quantizations(self.plan.effective(ranges))
+        self.grids = {
+            name: self._sites[site] for name in policy.graph.shapes if (site := self.plan.carrier(name)) is not None
+        }
         self.bias_scales: dict[str, Float64] = {}
         self._arrays: dict[str, list[NDArray[Any]]] = {}
         for layer in policy.graph.layers:
@@ -85,22 +82,12 @@ class Int8Network:
             quantized = layer.kind in WEIGHTED and layer.name not in self.plan.floats
             self._arrays[layer.name] = self._on_grids(layer, arrays) if quantized else arrays
 
-    def _grid(self, plan: RangePlan, name: str) -> Quantization | None:
-        carrier = plan.carrier(name)
-        if carrier is None:
-            return None
-        return activation_quantization(*FIXED_RANGES[plan.graph.layer(carrier).kind]) if plan.is_fixed(carrier) else (
-            self._sites[carrier]
-        )  # fmt: skip
-
     def _source_scale(self, layer: Layer) -> float:
         """Return the scale of what a weighted layer reads."""
-        source = layer.inputs[0]
-        entry = self.plan.entry(source)
-        grid = self._sites[entry] if entry is not None else self.grids.get(source)
-        if grid is None:
-            raise PatchError(f"layer {layer.name!r} reads {source!r}, which has no range")
-        return grid.scale
+        site = self.plan.read_as(layer.inputs[0])
+        if site is None:
+            raise PatchError(f"layer {layer.name!r} reads {layer.inputs[0]!r}, which has no range")
+        return self._sites[site].scale
 
     def _on_grids(self, layer: Layer, arrays: list[Float32]) -> list[NDArray[Any]]:
         per_layer = layer.kind == "dense" and not self._options.per_channel

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from quarl_device.contract import Head, Normalizer, ObservationSpec, PolicyContract
 from quarl_device.errors import UsageError
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, encode_metadata
 from quarl_export.graph import repack
+from quarl_export.ir import ImportedPolicy
 from quarl_export.networks import NetworkSpec
 
 
@@ -35,19 +37,19 @@ def attach(model: bytes, contract: PolicyContract, golden: GoldenVectors, proven
     return repack(model, metadata={METADATA_NAME: encode_metadata(contract, golden, provenance)})
 
 
-def complete_policy(contract: PolicyContract, *, scheme: str, io: str) -> PolicyContract:
+def complete_policy(policy: ImportedPolicy, *, scheme: str, io: str) -> PolicyContract:
     """Return the contract of a file made from an imported policy.
 
     Inputs are named after observation keys and outputs after roles. With float ends the normaliser is in the graph and
     its constants leave the contract; with integer ends they stay in it, for the device.
     """
-    normalizer = contract.normalizer
+    contract, normalizer = policy.contract, policy.contract.normalizer
     if not normalizer.offset:
         placed = Normalizer()
     elif io == "float32":
         placed = Normalizer(where="graph")
     else:
-        placed = _on_device(contract)
+        placed = _on_device(policy)
     return dataclasses.replace(
         contract,
         scheme=scheme,
@@ -57,32 +59,38 @@ def complete_policy(contract: PolicyContract, *, scheme: str, io: str) -> Policy
     )
 
 
-def _on_device(contract: PolicyContract) -> Normalizer:
+def _on_device(policy: ImportedPolicy) -> Normalizer:
     """Return the normaliser as a device applies it: to one frame, as the environment gives it.
 
     The graph's constants are of its input: stacked frames joined, images with channels last.
 
     Raises:
-        UsageError: it differs from frame to frame, or over an image that lies otherwise in the graph.
+        UsageError: it differs from frame to frame.
     """
-    normalizer = contract.normalizer
-    specs = {spec.key: spec for spec in contract.observations}
-    frames: dict[str, dict[str, tuple[float, ...]]] = {"offset": {}, "scale": {}}
-    for name, part in (("offset", normalizer.offset), ("scale", normalizer.scale)):
-        for key, values in part.items():
-            frames[name][key] = _per_frame(specs[key], values)
-    return dataclasses.replace(normalizer, where="device", offset=frames["offset"], scale=frames["scale"])
+    normalizer = policy.contract.normalizer
+    shapes = {item.key: item.shape for item in policy.graph.inputs}
+    offset, scale = (
+        {spec.key: _per_frame(spec, shapes[spec.key], part[spec.key])
+         for spec in policy.contract.observations if spec.key in part}
+        for part in (normalizer.offset, normalizer.scale)
+    )  # fmt: skip
+    return dataclasses.replace(normalizer, where="device", offset=offset, scale=scale)
 
 
-def _per_frame(spec: ObservationSpec, values: tuple[float, ...]) -> tuple[float, ...]:
+def _per_frame(spec: ObservationSpec, shape: tuple[int, ...], values: tuple[float, ...]) -> tuple[float, ...]:
     if len(set(values)) == 1:
         return values[:1]
-    if spec.stack == 1 and len(spec.shape) <= 1:
-        return values
-    size = math.prod(spec.shape)
-    if len(spec.shape) <= 1 and values == values[:size] * spec.stack:
-        return values[:size]
-    raise UsageError(
-        f"the normaliser of {spec.key!r} differs over an image or a stack, which a device cannot apply",
-        hint="use --io float32: the normaliser is in the file then",
-    )
+    frame, stack = spec.shape, spec.stack
+    constants = np.asarray(values, np.float64)
+    if len(frame) == 3 and len(shape) == 3 and shape != (*frame[:2], frame[2] * stack):
+        # The environment has channels first.
+        frames = np.moveaxis(constants.reshape(shape), -1, 0).reshape(stack, *frame)
+    else:
+        last = frame[-1:] or (1,)
+        frames = np.moveaxis(constants.reshape(*frame[:-1], stack, *last), -2, 0)
+    if not (frames == frames[0]).all():
+        raise UsageError(
+            f"the normaliser of {spec.key!r} differs from frame to frame of its stack, which a device cannot apply",
+            hint="use --io float32: the normaliser is in the file then",
+        )
+    return tuple(frames[0].ravel().tolist())

@@ -132,7 +132,7 @@ def build_file(
         policy=ready.policy,
         options=options.scheme,
         ranges=ready.ranges,
-        contract=complete_policy(ready.policy.contract, scheme=options.scheme.scheme, io=options.scheme.io),
+        contract=complete_policy(ready.policy, scheme=options.scheme.scheme, io=options.scheme.io),
         observations=judged.rows,
         judged_on=judged.title,
         recorded=judged.recorded,

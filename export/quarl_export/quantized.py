@@ -202,7 +202,11 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         if layer.name in limits:
             limit = limits[layer.name]
             arrays[0] = tf.quantization.fake_quant_with_min_max_vars(
-                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=self._plan.options.weight_bits, narrow_range=True
+                arrays[0],
+                tf.constant(-limit),
+                tf.constant(limit),
+                num_bits=self._plan.options.weight_bits,
+                narrow_range=True,
             )
         return arrays
 

@@ -24,6 +24,10 @@ _CHUNK = 64
 _BINS = 16_384
 # Below this a site is constant for all that int8 can tell; without a floor scales underflow and biases overflow.
 MIN_WIDTH = 1e-3
+# Beyond these the activation that follows does not move by half an int8 step any more; a gaussian head's tanh, which
+# the device computes in float, not by 1 in 10,000.
+_SATURATED = {"tanh": 4.0, "sigmoid": 8.0}
+_SQUASHED = 5.0
 
 
 def find_ranges(
@@ -40,7 +44,8 @@ def find_ranges(
         policy: its network, in float, with its normaliser.
         data: observations.
         rule: how a range follows from a site's values. Under "bounds" an input's range is what its space's bounds
-            become behind the normaliser; one without bounds, and every other site, takes the extremes.
+            become behind the normaliser; one without bounds, and every other site, takes the extremes. What goes into
+            a tanh or sigmoid alone is cut where that saturates: the steps go where it still moves.
         keep_float: layers that need no range.
         head_margin: outputs' ranges are widened by this fraction of their width, since calibration has not seen all.
 
@@ -55,7 +60,25 @@ def find_ranges(
     if rule.kind == "bounds":
         ranges = {**ranges, **_input_bounds(policy)}
     outputs = set(policy.graph.outputs.values())
-    return {site: _opened(*ranges[site], margin=head_margin if site in outputs else 0.0) for site in sites}
+    found = {site: _opened(*ranges[site], margin=head_margin if site in outputs else 0.0) for site in sites}
+    for site, limit in _saturation_limits(policy).items():
+        if site in found:
+            low, high = found[site]
+            found[site] = max(low, -limit), min(high, limit)
+    return found
+
+
+def _saturation_limits(policy: ImportedPolicy) -> dict[str, float]:
+    """Return how far from zero a site can matter, for sites that go into nothing but a tanh or sigmoid."""
+    graph, head = policy.graph, policy.contract.head
+    limits = {}
+    for layer in graph.layers:
+        kinds = {user.kind for user in graph.consumers(layer.name)}
+        if len(kinds) == 1 and kinds <= set(_SATURATED) and layer.name not in graph.outputs.values():
+            limits[layer.name] = _SATURATED[kinds.pop()]
+    if head.squash == "tanh" and not graph.consumers(graph.outputs["mean"]):
+        limits[graph.outputs["mean"]] = _SQUASHED
+    return limits
 
 
 def sorted_rows(data: CalibrationData) -> dict[str, NDArray[Any]]:

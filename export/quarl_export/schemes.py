@@ -24,11 +24,12 @@ from quarl_device.errors import ConversionError, UsageError
 from quarl_export.checks.op_versions import RUNTIMES, Runtime
 from quarl_export.converter import ConverterSettings, Io, convert_with
 from quarl_export.float_models import build_float, input_name
+from quarl_export.graph import repack
 from quarl_export.ir import ImportedPolicy
 from quarl_export.ir.layers import FLOAT_ONLY
 from quarl_export.ir.reference import normalize
 from quarl_export.prologue import prepend_prologue
-from quarl_export.quantized import convert_quantized, name_ends
+from quarl_export.quantized import convert_quantized, end_names
 from quarl_export.range_plan import QuantizationOptions
 
 Scheme = Literal["float32", "float16", "dynamic", "int8", "int16x8"]
@@ -128,7 +129,7 @@ def convert(
         weights="int8" if options.scheme == "dynamic" else options.scheme, per_channel_dense=options.per_channel
     )
     model = build_float(policy.graph, policy.weights, normalizer=policy.contract.normalizer)
-    return name_ends(convert_with(model, settings), policy.graph)
+    return _named(convert_with(model, settings), policy)
 
 
 def _int16x8(policy: ImportedPolicy, options: SchemeOptions, samples: Samples | None) -> bytes:
@@ -150,9 +151,13 @@ def _int16x8(policy: ImportedPolicy, options: SchemeOptions, samples: Samples | 
         representative=representative,
     )
     model = convert_with(build_float(policy.graph, policy.weights), settings)
-    return prepend_prologue(name_ends(model, policy.graph), policy.contract.normalizer)
+    return prepend_prologue(_named(model, policy), policy.contract.normalizer)
 
 
 def quantization(options: SchemeOptions) -> QuantizationOptions:
     """Return how the int8 file of `options` is quantized."""
     return QuantizationOptions(io=options.io, per_channel=options.per_channel, keep_float=options.keep_float)
+
+
+def _named(model: bytes, policy: ImportedPolicy) -> bytes:
+    return repack(model, names=end_names(model, policy.graph))

@@ -272,6 +272,3 @@ def file_contract(policy: ImportedPolicy, options: QuantizationOptions) -> Polic
         head=dataclasses.replace(contract.head, outputs={role: role for role in contract.head.outputs}),
         normalizer=normalizer,
     )
-
-
-

@@ -13,8 +13,8 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.push import Exploration, PushHeader, encode_push
 from quarl_device.wire.topics import Topics
 from quarl_export.golden import run_goldens
-from quarl_export.snapshot import PolicySnapshot
 from quarl_export.qat_template import QatTemplate
+from quarl_export.snapshot import PolicySnapshot
 
 
 @dataclass(frozen=True, kw_only=True)

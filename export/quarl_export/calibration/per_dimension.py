@@ -73,7 +73,9 @@ def _limits(
         return bounds
     if data is None:
         return None
-    low, high = rule.columns(data.rows[spec.key].reshape(data.count, size).astype(np.float64))
+    # All frames of a stack alike: a device normalises one frame at a time.
+    frames = data.rows[spec.key].reshape(data.count * spec.stack, size // spec.stack).astype(np.float64)
+    low, high = (np.tile(limit, spec.stack) for limit in rule.columns(frames))
     still = high - low < 2 * _CONSTANT
     if still.any():
         # Dividing by nearly nothing would blow up the first change of a dimension that did not move.

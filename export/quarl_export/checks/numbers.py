@@ -16,6 +16,8 @@ from quarl_export.ir.reference import run_graph
 
 MAX_BITS_LOST = 3.0
 MAX_SATURATED = 0.05
+# So many are chance where there are few observations.
+_CHANCE = 5
 # A range that no calibration of real observations leaves: see `ranges.MIN_WIDTH`.
 _DEGENERATE = 1e-3 * 1.01
 # Where stock quantizers start every range; one that is still there was never adapted.
@@ -81,9 +83,9 @@ def check_saturation(subject: Subject) -> CheckResult:
     for key, dimension, share in saturation(subject):
         if share > worst:
             worst, where = share, f"observation {key!r}[{dimension}]"
-    passed = worst <= MAX_SATURATED
+    limit = max(MAX_SATURATED, _CHANCE / subject.count)
     message = f"{where} is clipped in {worst:.1%} of {subject.count} observations" if worst else "nothing is clipped"
-    return CheckResult(code="Q03", passed=passed, value=round(worst, 5), limit=MAX_SATURATED, message=message)
+    return CheckResult(code="Q03", passed=worst <= limit, value=round(worst, 5), limit=round(limit, 5), message=message)
 
 
 def saturation(subject: Subject) -> list[tuple[str, int, float]]:

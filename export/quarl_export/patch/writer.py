@@ -112,7 +112,10 @@ class Writer:
 
     def _write_floats(self, values: PolicyValues) -> None:
         layers: Mapping[str, Layer] = {
-            name: layer for layer in self.plan.graph.layers if layer.name in self.plan.floats for name in layer.weight_names()
+            name: layer
+            for layer in self.plan.graph.layers
+            if layer.name in self.plan.floats
+            for name in layer.weight_names()
         }
         for name, target in self._floats.items():
             if not np.isfinite(values.weights[name]).all():
