@@ -95,7 +95,7 @@ class Builder:
         """
         shape = self.shapes[tensor]
         try:
-            full = [np.broadcast_to(_without_batch(part, shape), shape).copy() for part in (scale, shift)]
+            full = [np.broadcast_to(_without_batch(part, shape), shape) for part in (scale, shift)]
         except ValueError as error:
             raise UsageError(f"layer {name!r}: its constants do not fit a tensor of shape {shape}: {error}") from None
         return self._add(Affine(name=self.unique(name), input=tensor, scale=full[0], shift=full[1]), shape)

@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 
 from quarl_device.errors import UnsupportedModel
 from quarl_export.importers.functional import FlatModel, SourceNode
+from quarl_export.importers.keras_classes import DROPPED
 from quarl_export.importers.keras_config import OPERATION
 from quarl_export.importers.source import Arrays
 from quarl_export.keras2 import keras, tf
 from quarl_export.silence import without_tensorflow_noise
+
+# Layers that compute otherwise in training.
+_TRAINED = frozenset({"BatchNormalization", *DROPPED}) - {"ActivityRegularization"}
 
 
 def run_layers(model: FlatModel, inputs: Arrays) -> dict[str, NDArray[np.float32]]:
@@ -60,12 +64,7 @@ def _run(node: SourceNode, operands: list[Any]) -> Any:
     if node.weights and layer.weights:
         layer.set_weights(list(node.weights))
         layer.finalize_state()
-    return layer(given, training=False) if "training" in _call_names(layer) else layer(given)
-
-
-def _call_names(layer: Any) -> tuple[str, ...]:
-    names: tuple[str, ...] = layer.call.__code__.co_varnames
-    return names
+    return layer(given, training=False) if node.class_name in _TRAINED else layer(given)
 
 
 def _reshape(settings: Mapping[str, Any], operands: list[Any]) -> Any:

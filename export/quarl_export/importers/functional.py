@@ -46,6 +46,7 @@ class SourceNode:
 
     Attributes:
         name: unique in the flattened model.
+        path: of the layer; the same for every call of one layer.
         class_name: see `LayerConfig`.
         config: see `LayerConfig`.
         operands: names of inputs or earlier nodes, or constants.
@@ -54,6 +55,7 @@ class SourceNode:
     """
 
     name: str
+    path: tuple[str, ...]
     class_name: str
     config: Mapping[str, Any]
     operands: tuple[Operand, ...]
@@ -216,6 +218,7 @@ class _Flattening:
         weights = tuple(np.asarray(array) for array in self._weights(here, layer))
         node = SourceNode(
             name=name,
+            path=here.path,
             class_name=layer.class_name,
             config=layer.config,
             operands=tuple(operands),

@@ -79,6 +79,13 @@ def read_array(group: h5py.Group, name: str) -> NDArray[np.float32]:
     return array
 
 
+def count_numbers(file: h5py.File) -> int:
+    """Return how many numbers all datasets of a file hold."""
+    sizes: list[int] = []
+    file.visititems(lambda _, item: sizes.append(int(item.size or 0)) if isinstance(item, h5py.Dataset) else None)
+    return sum(sizes)
+
+
 def read_json_attribute(file: h5py.File, name: str, *, what: str) -> Any:
     """Return an attribute that holds JSON, `None` if absent.
 

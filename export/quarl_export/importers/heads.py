@@ -55,7 +55,7 @@ def choose_head(draft: Draft, action: ActionSpec | None, options: ImportOptions)
     unknown = sorted(set(options.outputs.values()) - set(draft.outputs))
     if unknown:
         raise UsageError(f"the model has no outputs {unknown}; it has {sorted(draft.outputs)}")
-    choice = _by_roles(options) or _by_head(draft, options) or _by_names(draft) or _by_activation(draft, action)
+    choice = _by_roles(options) or _by_head(draft, options) or _by_names(draft, action) or _by_activation(draft, action)
     discrete = choice.kind in ("q_values", "logits")
     if action is not None and discrete != (action.kind == "discrete"):
         raise SpaceMismatch(f"a head of {choice.kind} does not act in a {action.kind} space")
@@ -89,17 +89,19 @@ def _by_head(draft: Draft, options: ImportOptions) -> HeadChoice | None:
     return HeadChoice(kind=options.head, outputs=named)
 
 
-def _by_names(draft: Draft) -> HeadChoice | None:
+def _by_names(draft: Draft, action: ActionSpec | None) -> HeadChoice | None:
     named = {role: name for role in _SYNONYMS for name in draft.outputs if _means(name, role)}
-    if {"mean", "log_std"} <= set(named):
+    discrete = None if action is None else action.kind == "discrete"
+    if {"mean", "log_std"} <= set(named) and not discrete:
         roles = {role: named[role] for role in ("mean", "log_std")}
         return HeadChoice(kind="gaussian", outputs=roles, notes=("the outputs are named like a gaussian's",))
-    kinds: tuple[HeadKind, ...] = ("q_values", "logits", "action")
-    found = [kind for kind in kinds if kind in named]
-    if len(found) != 1 or len(draft.outputs) == 1:
+    kinds: tuple[HeadKind, ...] = ("q_values", "logits") if discrete else ("action",)
+    found = [kind for kind in (kinds if action else ("q_values", "logits", "action")) if kind in named]
+    if len(found) != 1:
         return None
-    note = f"output {named[found[0]]!r} is taken by its name, {len(draft.outputs) - 1} others stay behind"
-    return HeadChoice(kind=found[0], outputs={found[0]: named[found[0]]}, notes=(note,))
+    note = f"output {named[found[0]]!r} is taken for {found[0]} by its name"
+    others = f"; {len(draft.outputs) - 1} others stay behind" if len(draft.outputs) > 1 else ""
+    return HeadChoice(kind=found[0], outputs={found[0]: named[found[0]]}, notes=(note + others,))
 
 
 def _by_activation(draft: Draft, action: ActionSpec | None) -> HeadChoice:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import ModelFileError
@@ -109,5 +108,4 @@ def _weights(file: h5py.File, place: Place, layer: LayerConfig) -> Sequence[NDAr
         return ()
     if len(variables) > _MAX_ARRAYS:
         raise ModelFileError(f"layer {layer.name!r} has {len(variables)} arrays in the weights file")
-    arrays = [read_array(variables, str(number)) for number in range(len(variables))]
-    return [np.ascontiguousarray(array) for array in arrays]
+    return [read_array(variables, str(number)) for number in range(len(variables))]

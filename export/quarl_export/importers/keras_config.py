@@ -105,14 +105,14 @@ def _model(data: Any, *, depth: int) -> ModelConfig:
     stores = _store_names([str(entry["class_name"]) for entry in entries])
     layers = [_layer(entry, names, store, depth=depth) for entry, store in zip(entries, stores, strict=True)]
     sequential = class_name == "Sequential"
-    shape = config.get("build_input_shape") or (data.get("build_config") or {}).get("input_shape")
+    built = config.get("build_input_shape") or (data.get("build_config") or {}).get("input_shape")
     return ModelConfig(
         name=name,
         layers={layer.name: layer for layer in layers},
         inputs={} if sequential else dict(read_ends(config["input_layers"])),
         outputs={} if sequential else dict(read_ends(config["output_layers"])),
         sequential=sequential,
-        input_shape=_shape(shape) if isinstance(shape := plain(shape), list) else None,
+        input_shape=_shape(plain(built)) if sequential else None,
     )
 
 
@@ -215,8 +215,10 @@ def _function(layer: str, value: Any) -> str:
     return str(value).lower()[:80]
 
 
-def _shape(value: Any) -> tuple[int | None, ...]:
-    return tuple(None if size is None else int(size) for size in plain(value))
+def _shape(value: Any) -> tuple[int | None, ...] | None:
+    if not isinstance(value, list):
+        return None
+    return tuple(None if size is None else int(size) for size in value)
 
 
 def _store_names(classes: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,17 @@ from quarl_export.importers.keras_config import OPERATION
 from quarl_export.importers.keras_operations import OPERATIONS, concatenate
 from quarl_export.importers.keras_scalings import batch_norm, check_last_axis, layer_norm, normalization, rescaling
 from quarl_export.ir.draft import Draft
-from quarl_export.ir.layers import Kind
+from quarl_export.ir.layers import Kind, Shape
+
+WeightMaker = Callable[[SourceNode, Shape], tuple[NDArray[Any], ...]]
 
 
-def lower(model: FlatModel) -> Draft:
+def lower(model: FlatModel, *, weights: WeightMaker | None = None) -> Draft:
     """Return a flattened Keras model as a draft.
+
+    Args:
+        model: flattened.
+        weights: what takes the place of the nodes' own weights, given a node and the shape that it reads.
 
     Raises:
         UnsupportedModel: a layer that has no place in a policy graph; names it and says what to do instead.
@@ -32,6 +39,8 @@ def lower(model: FlatModel) -> Draft:
     for node in model.nodes:
         operands = [tensors[item] if isinstance(item, str) else item for item in node.operands]
         try:
+            if weights is not None and isinstance(operands[0], str):
+                node = replace(node, weights=weights(node, builder.shapes[operands[0]]))  # noqa: PLW2901
             tensors[node.name] = _layer(builder, node, operands)
         except QuarlError:
             raise
@@ -77,7 +86,16 @@ def _kernel_bias(node: SourceNode) -> tuple[NDArray[Any], NDArray[Any] | None]:
     bias = bool(node.config.get("use_bias", True))
     if len(node.weights) != 1 + bias:
         raise ValueError(f"{len(node.weights)} weights, expected {1 + bias}")
+    _check_size(node, "units", node.weights[0].shape[-1])
+    _check_size(node, "depth_multiplier", node.weights[0].shape[-1])
+    _check_size(node, "filters", node.weights[0].shape[-1])
     return node.weights[0], node.weights[1] if bias else None
+
+
+def _check_size(node: SourceNode, setting: str, found: int) -> None:
+    # The layer is built of its settings for the comparison: they must not say more than the file holds.
+    if setting in node.config and int(node.config[setting]) != found:
+        raise ValueError(f"{setting} {node.config[setting]}, but weights for {found}")
 
 
 def _activated(builder: Builder, node: SourceNode, tensor: str) -> str:
@@ -124,6 +142,8 @@ def _separable(builder: Builder, node: SourceNode, tensor: str) -> str:
     depthwise, pointwise, *rest = node.weights
     if len(rest) != bool(node.config.get("use_bias", True)):
         raise ValueError(f"{len(node.weights)} weights")
+    _check_size(node, "depth_multiplier", depthwise.shape[-1])
+    _check_size(node, "filters", pointwise.shape[-1])
     settings = _window_settings(node)
     inner = builder.layer("depthwise_conv2d", f"{node.name}_depthwise", [tensor], kernel=depthwise, **settings)
     made = builder.layer("conv2d", node.name, [inner], kernel=pointwise, bias=rest[0] if rest else None)

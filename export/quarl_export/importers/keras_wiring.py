@@ -116,7 +116,7 @@ def _only(item: Any) -> Ref:
 def plain(value: Any) -> Any:
     """Return a JSON value with Keras's own spellings of tuples and arrays made lists."""
     if isinstance(value, Mapping):
-        if value.get("class_name") == "__tuple__":
+        if value.get("class_name") in ("__tuple__", "TensorShape"):
             return [plain(item) for item in value["items"]]
         if value.get("class_name") == "__numpy__":
             return plain(value["config"]["value"])

@@ -20,9 +20,10 @@ from quarl_device.errors import ModelFileError, QuarlError, UnsupportedModel
 from quarl_device.files import read_capped
 from quarl_export.importers.assemble import assemble
 from quarl_export.importers.functional import FlatModel, Place, flatten_model
-from quarl_export.importers.hdf5 import open_hdf5, parse_json, read_hdf5, read_json_attribute
+from quarl_export.importers.hdf5 import count_numbers, open_hdf5, parse_json, read_hdf5, read_json_attribute
 from quarl_export.importers.keras_classes import ALIASES, LAYERS, MODELS
 from quarl_export.importers.keras_config import LayerConfig, ModelConfig, parse_model
+from quarl_export.importers.keras_declared import check_declared
 from quarl_export.importers.keras_layers import lower
 from quarl_export.importers.keras_wiring import plain
 from quarl_export.importers.options import ImportOptions
@@ -33,6 +34,8 @@ from quarl_export.silence import without_tensorflow_noise
 
 _METADATA = "keras_metadata.pb"
 _MAX_METADATA_BYTES = 1 << 26
+# Of a number in a variable: half precision.
+_LEAST_BYTES = 2
 
 
 def import_keras_model(
@@ -79,13 +82,15 @@ def read_h5(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     data = read_hdf5(path, what=what)
     with open_hdf5(data, what=what) as file:
         config = read_json_attribute(file, "model_config", what=what)
-        version = str(file.attrs.get("keras_version", ""))[:40]
+        version, stored = str(file.attrs.get("keras_version", ""))[:40], count_numbers(file)
     if config is None:
         raise ModelFileError(
             f"{what} holds weights alone, no model",
             hint="save the whole model with model.save(), or load the weights and export from that process",
         )
-    model = rebuild(parse_model(config), config)
+    parsed = parse_model(config)
+    check_declared(parsed, stored=stored, what=what)
+    model = rebuild(parsed, config)
     with tempfile.TemporaryDirectory() as folder:
         # The bytes that were checked, not whatever the path holds by now.
         copy = Path(folder) / "weights.h5"
@@ -112,7 +117,10 @@ def read_keras_saved_model(path: Path, *, options: ImportOptions) -> ImportedPol
     what = f"SavedModel {path.name}"
     content = read_capped(path / _METADATA, cap_bytes=_MAX_METADATA_BYTES, error=ModelFileError, what=what)
     config = _root_config(content, what)
-    model = rebuild(parse_model(config), config)
+    parsed = parse_model(config)
+    size = sum(part.stat().st_size for part in (path / "variables").glob("variables.data-*"))
+    check_declared(parsed, stored=size // _LEAST_BYTES, what=what)
+    model = rebuild(parsed, config)
     _load(model, path / "variables" / "variables", what)
     return import_keras_model(model, options=options, kind="tf_keras SavedModel", provenance={"path": path.name})
 
@@ -146,11 +154,10 @@ def _description(model: Any) -> Any:
                 hint="model.save('policy.keras') and import that file: its weights are copied",
             )
         raise UnsupportedModel(f"{type(model).__name__} of {module} is not a Keras model")
-    try:
-        return json.loads(model.to_json())
-    except NotImplementedError:
+    if not isinstance(model, keras.Sequential) and not getattr(model, "_is_graph_network", False):
         # A subclass: let the parser say so by name.
         return {"class_name": type(model).__name__, "config": {"name": model.name}}
+    return json.loads(model.to_json())
 
 
 def rebuild(parsed: ModelConfig, data: Any) -> Any:
@@ -163,11 +170,10 @@ def rebuild(parsed: ModelConfig, data: Any) -> Any:
     Raises:
         UnsupportedModel: Keras cannot build it.
     """
-    clean = _clean(data)
     maker = keras.Sequential if parsed.sequential else keras.Model
     try:
         with without_tensorflow_noise():
-            model = maker.from_config(clean["config"])
+            model = maker.from_config(_clean(data)["config"])
             if not model.built:
                 model.build(tuple(parsed.input_shape or ()))
     # Whatever Keras raises over a description that is not its own.
@@ -254,9 +260,10 @@ def _rows(inputs: Arrays) -> int:
 
 
 def _as_built(model: Any, given: Mapping[str, Any]) -> Any:
-    if len(given) == 1:
+    """Return inputs by name in the form in which the model was built: one, or a dict of its own keys."""
+    if len(given) == 1 and not isinstance(model.input, Mapping):
         return next(iter(given.values()))
-    return {name: given[name] for name in model.input_names}
+    return dict(given)
 
 
 def _short(error: BaseException) -> str:

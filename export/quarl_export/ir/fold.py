@@ -246,7 +246,17 @@ class _Folding:
         if self._is_output(piece.input) or self._users(piece.input) != [joint] or joint.inputs.count(piece.input) > 1:
             return False
         weighted = isinstance(source, Layer) and source.kind in WEIGHTED and piece.per_channel
-        return weighted or isinstance(source, Affine) or (piece.input in self._state.inputs and piece.is_normalizer)
+        return weighted or isinstance(source, Affine) or self._is_lone_input(piece)
+
+    def _is_lone_input(self, piece: Affine) -> bool:
+        """Return whether a scaling reads an input, flattened or as it is, that nothing else reads."""
+        source = self._state.steps.get(piece.input)
+        name = piece.input
+        if isinstance(source, Layer) and source.kind == "flatten":
+            (name,) = source.inputs
+            if self._users(name) != [source]:
+                return False
+        return name in self._state.inputs and piece.is_normalizer
 
     def _forward(self, affine: Affine) -> bool:
         users = self._users(affine.name)

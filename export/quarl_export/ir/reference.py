@@ -161,7 +161,8 @@ _RUN: Mapping[str, Callable[[Layer, list[Float32], list[Float32]], Any]] = {
     "relu": _single(lambda x: np.maximum(x, 0)),
     "relu6": _single(lambda x: np.clip(x, 0, 6)),
     "tanh": _single(np.tanh),
-    "sigmoid": _single(lambda x: 1 / (1 + np.exp(-x))),
+    # 1 / (1 + exp(-x)) without its overflow.
+    "sigmoid": _single(lambda x: (np.tanh(x / 2) + 1) / 2),
     "softmax": _softmax,
     "elu": _single(lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0)))),
     "layer_norm": _layer_norm,
