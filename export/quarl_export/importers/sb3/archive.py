@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -23,6 +24,11 @@ MAX_JSON_BYTES = 64 << 20
 MAX_POLICY_BYTES = 512 << 20
 MAX_RATIO = 200
 """Decompressed to compressed size. DEFLATE reaches 1,032 on zeros; trained weights and JSON stay under 10."""
+
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError,
+)  # fmt: skip
+"""What zipfile raises over archives that are damaged; names that are no UTF-8 are a ValueError."""
 
 _DATA, _POLICY, _VERSION = "data", "policy.pth", "_stable_baselines3_version"
 
@@ -55,7 +61,7 @@ def is_sb3(path: Path) -> bool:
             file.seek(0)
             with zipfile.ZipFile(file) as archive:
                 return {_DATA, _POLICY} <= set(archive.namelist()[:MAX_MEMBERS])
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+    except _ZIP_ERRORS:
         return False
 
 
@@ -115,11 +121,14 @@ class Members:
         self._what = what
         try:
             self._archive = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
+        except _ZIP_ERRORS as error:
             raise ModelFileError(f"{what} is not a zip archive, or one that was cut off: {error}") from error
         infos = self._archive.infolist()
         if len(infos) > MAX_MEMBERS:
             raise ModelFileError(f"{what}: {len(infos):,} members are over the cap of {MAX_MEMBERS:,}")
+        if min((info.header_offset for info in infos), default=0):
+            # A directory that was found behind other bytes: of the torch archive inside one that was cut off.
+            raise ModelFileError(f"{what} was cut off, or does not begin as a zip archive does")
         self.sizes: dict[str, int] = {}
         for info in infos:
             self._check(info)
@@ -156,7 +165,7 @@ class Members:
             )
         try:
             data = self._archive.read(name)
-        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+        except _ZIP_ERRORS as error:
             raise ModelFileError(f"{self._what}: member {name[:80]!r} is damaged: {error}") from error
         if len(data) != self.sizes[name]:
             raise ModelFileError(f"{self._what}: member {name[:80]!r} was cut off")

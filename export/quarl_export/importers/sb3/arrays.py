@@ -104,3 +104,9 @@ def as_array(value: Any, *, what: str) -> NDArray[Any]:
     if not isinstance(value, PickledArray):
         raise ModelFileError(f"{what}: expected an array, found {type(value).__name__}")
     return value.array
+
+
+def as_floats(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Return `array` as float64; a NaN of any kind stays a NaN, without a warning."""
+    with np.errstate(invalid="ignore"):
+        return array.astype(np.float64)

@@ -15,7 +15,7 @@ from quarl_device.errors import QuarlError, SpaceMismatch, UsageError
 from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.sb3.agent import Agent, read_agent
 from quarl_export.importers.sb3.archive import AgentArchive, read_archive
-from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array
+from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array, as_floats
 from quarl_export.importers.sb3.observations import Seen, normalizer, observe
 from quarl_export.importers.sb3.policies import acting_tensors, build_network, convolved_keys
 from quarl_export.importers.sb3.spaces import Box, Discrete, action_space, decode_field, observation_spaces
@@ -118,7 +118,7 @@ def _show(action: ActionSpec) -> str:
 def _action_spec(action: Box | Discrete, *, unit_actions: bool) -> ActionSpec:
     if isinstance(action, Discrete):
         return ActionSpec(kind="discrete", n=action.n)
-    low, high = (np.asarray(bound, np.float64).ravel() for bound in (action.low, action.high))
+    low, high = (as_floats(bound).ravel() for bound in (action.low, action.high))
     ones = np.ones(low.size)
     scale, offset = ((high - low) / 2, (high + low) / 2) if unit_actions else (ones, 0 * ones)
     return ActionSpec(

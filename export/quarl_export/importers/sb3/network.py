@@ -7,6 +7,7 @@ where each element of a flat tensor lies in torch's order; the next dense layer 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,9 +119,9 @@ class NetworkBuilder:
         """Add a dense layer of the graph's own `kernel` [in, out] and `bias` [out]."""
         if bias.shape != kernel.shape[1:]:
             raise ModelFileError(f"{self.what}: {name} has {bias.size} biases for {kernel.shape[1]} units")
-        self.weights[f"{name}/kernel"] = np.ascontiguousarray(kernel, np.float32)
-        self.weights[f"{name}/bias"] = np.ascontiguousarray(bias, np.float32)
-        return self._add(Layer(name=name, kind="dense", inputs=(features.name,)), (kernel.shape[1],))
+        layer = Layer(name=_layer_name(name), kind="dense", inputs=(features.name,))
+        self._store(layer, kernel, bias)
+        return self._add(layer, (kernel.shape[1],))
 
     def convolution(self, name: str, image: Features, *, stride: int) -> Features:
         """Add a Conv2d without padding."""
@@ -134,17 +135,16 @@ class NetworkBuilder:
             raise ModelFileError(
                 f"{self.what}: {name} with weights of {weight.shape} does not fit an image of {image.shape}"
             )
-        self.weights[f"{name}/kernel"] = np.ascontiguousarray(weight.transpose(2, 3, 1, 0))
-        self.weights[f"{name}/bias"] = bias
         settings = {"strides": (stride, stride), "padding": "valid"}
-        layer = Layer(name=name, kind="conv2d", inputs=(image.name,), settings=settings)
+        layer = Layer(name=_layer_name(name), kind="conv2d", inputs=(image.name,), settings=settings)
+        self._store(layer, weight.transpose(2, 3, 1, 0), bias)
         return self._add(layer, (*size, weight.shape[0]))
 
     def flatten(self, name: str, image: Features) -> Features:
         """Add a flatten of an image."""
         rows, columns, channels = image.shape
         order = np.arange(math.prod(image.shape)).reshape(channels, rows, columns).transpose(1, 2, 0).ravel()
-        return self._add(Layer(name=name, kind="flatten", inputs=(image.name,)), (order.size,), order)
+        return self._add(Layer(name=_layer_name(name), kind="flatten", inputs=(image.name,)), (order.size,), order)
 
     def concatenate(self, name: str, parts: Sequence[Features]) -> Features:
         """Add a concatenation of flat tensors; one alone stays as it is."""
@@ -155,14 +155,25 @@ class NetworkBuilder:
             own = np.arange(part.shape[0]) if part.order is None else part.order
             orders.append(own + start)
             start += part.shape[0]
-        layer = Layer(name=name, kind="concatenate", inputs=tuple(part.name for part in parts))
+        layer = Layer(name=_layer_name(name), kind="concatenate", inputs=tuple(part.name for part in parts))
         return self._add(layer, (start,), np.concatenate(orders))
 
     def activation(self, name: str, features: Features, kind: Kind) -> Features:
         """Add an activation."""
-        return self._add(Layer(name=name, kind=kind, inputs=(features.name,)), features.shape, features.order)
+        return self._add(
+            Layer(name=_layer_name(name), kind=kind, inputs=(features.name,)), features.shape, features.order
+        )
+
+    def _store(self, layer: Layer, kernel: Float32, bias: Float32) -> None:
+        self.weights[f"{layer.name}/kernel"] = np.ascontiguousarray(kernel, np.float32)
+        self.weights[f"{layer.name}/bias"] = np.ascontiguousarray(bias, np.float32)
 
     def _add(self, layer: Layer, shape: Shape, order: NDArray[np.intp] | None = None) -> Features:
         self.layers.append(layer)
         self.widths[layer.name] = math.prod(shape)
         return Features(name=layer.name, shape=shape, order=order)
+
+
+def _layer_name(name: str) -> str:
+    """Return a module's path as a layer's name: an observation key inside it may hold what TensorFlow refuses."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import SpaceMismatch, UnsupportedModel, UnsupportedSpace, UsageError
+from quarl_export.importers.sb3.arrays import as_floats
 from quarl_export.importers.sb3.spaces import SINGLE, Box
 from quarl_export.importers.sb3.vecnormalize import Statistics, VecNormalize
 
@@ -85,6 +87,8 @@ def _channels_last(shape: Shape) -> Shape:
 def _assumed(key: str, box: Box, is_image: bool, stack: int, what: str) -> ObservationSpec:
     shape = _channels_last(box.shape) if is_image else box.shape
     low, high = (_bounds(bound, is_image) for bound in (box.low, box.high))
+    if not is_image and _stacked_bounds(box):
+        low = high = None
     spec = ObservationSpec(key=key, shape=shape, dtype=box.dtype, low=low, high=high)
     if stack == 1:
         return spec
@@ -120,8 +124,24 @@ def _frames(wanted: Shape, frame: Shape) -> int:
     return count if rest == 0 and count <= 16 else 0
 
 
-def _bounds(bound: NDArray[np.generic], is_image: bool) -> tuple[float, ...] | None:
-    values = np.asarray(bound, np.float64)
+def _stacked_bounds(box: Box) -> bool:
+    """Tell whether bounds may be those of stacked frames, which are of no use.
+
+    `VecFrameStack` repeats each element's bound in place where the frames follow each other, so an element gets
+    another one's bounds. Runs of equal bounds give it away; an unstacked space that has them too only loses bounds.
+    """
+    if not box.shape or all((bound == bound.flat[0]).all() for bound in (box.low, box.high)):
+        return False
+    width = box.shape[-1]
+    return any(
+        all((bound.reshape(-1, count) == bound.reshape(-1, count)[:, :1]).all() for bound in (box.low, box.high))
+        for count in range(2, 17)
+        if width % count == 0
+    )
+
+
+def _bounds(bound: NDArray[Any], is_image: bool) -> tuple[float, ...] | None:
+    values = as_floats(bound)
     flat = (np.moveaxis(values, 0, -1) if is_image else values).ravel()
     if not np.isfinite(flat).all():
         return None

@@ -153,6 +153,8 @@ def _one_extractor(builder: NetworkBuilder, seen: Seen, prefix: str, *, convolve
 def _perceptron(builder: NetworkBuilder, prefix: str, features: Features, agent: Agent, *, plain_end: bool) -> Features:
     """Follow a Sequential of Linear layers, each with the activation behind it; with `plain_end`, not the last one."""
     places = builder.places(prefix)
+    if plain_end and not places:
+        raise ModelFileError(f"{builder.what}: the policy has no layers {prefix}*")
     for number, place in enumerate(places):
         # Without an activation module in between, Identity takes its place in the Sequential too.
         if place != 2 * number:

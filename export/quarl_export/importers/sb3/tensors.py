@@ -109,7 +109,7 @@ class TensorArchive:
         if kind in _BRAINS:
             # The upper half of a float32.
             return (window.astype(np.uint32) << 16).view(np.float32)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             # What does not fit float32 becomes Inf, which whoever uses it refuses.
             return window.astype(np.float32 if kind in _FLOATS else np.dtype(_STORAGES[storage.kind]))
 

@@ -10,6 +10,7 @@ refused.
 from __future__ import annotations
 
 import pickletools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -94,10 +95,13 @@ def read_pickle(data: bytes, vocabulary: Vocabulary, *, what: str) -> Any:
     """
     machine = _Machine(vocabulary, what)
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return machine.result()
-            machine.step(opcode.name, argument)
+        with warnings.catch_warnings():
+            # A global's name is read as an escaped string, and a damaged one has escapes that Python warns of.
+            warnings.simplefilter("ignore")
+            for opcode, argument, _ in pickletools.genops(data):
+                if opcode.name == "STOP":
+                    return machine.result()
+                machine.step(opcode.name, argument)
     except (ModelFileError, UnsafeSource):
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quarl_device.errors import ModelFileError, NonFiniteError
 from quarl_device.files import read_capped
-from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array
+from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array, as_floats
 from quarl_export.importers.sb3.spaces import SINGLE, SPACE_NAMES
 from quarl_export.importers.sb3.unpickle import Record, Vocabulary, read_pickle
 
@@ -94,7 +94,7 @@ def _positive(state: Mapping[str, Any], name: str, what: str) -> float:
 def _statistics(record: Any, epsilon: float, what: str) -> Statistics:
     if not isinstance(record, Record) or record.name != _STATISTICS or not isinstance(record.state, dict):
         raise ModelFileError(f"{what}: no running mean and variance")
-    mean, var = (as_array(record.state.get(name), what=what).astype(np.float64) for name in ("mean", "var"))
+    mean, var = (as_floats(as_array(record.state.get(name), what=what)) for name in ("mean", "var"))
     if mean.shape != var.shape or (var < 0).any():
         raise ModelFileError(f"{what}: a mean of shape {mean.shape[:8]} with a variance of {var.shape[:8]} or below 0")
     count = record.state.get("count", 0.0)
