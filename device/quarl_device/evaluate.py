@@ -10,11 +10,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
 from quarl_device.errors import EnvironmentMisbehaved, UnsupportedSpace, UsageError
-from quarl_device.hot_path import BARE_KEY
 from quarl_device.policy import Policy
 from quarl_device.policy_file import PolicyFile
 from quarl_device.runtime import PolicyRuntime
@@ -129,17 +127,15 @@ class _Player:
         world: the environment.
         policy: begun anew with every episode.
         act: the greedy action for an observation, as the environment's space takes it.
-        arrays: an observation as its arrays by key.
     """
 
     def __init__(self, world: gymnasium.Env[Any, Any], policy: Policy) -> None:
         self.world, self.policy = world, policy
-        keys = [spec.key for spec in policy.contract.observations]
-        is_dict = isinstance(world.observation_space, gymnasium.spaces.Dict)
-        self.arrays: Callable[[Any], Any] = dict if is_dict else lambda observation: {keys[0]: observation}
+        self._shapes = [(spec.key, spec.shape) for spec in policy.contract.observations]
+        self._is_dict = isinstance(world.observation_space, gymnasium.spaces.Dict)
         act = policy.act
-        if is_dict and len(keys) == 1:
-            act = _of_key(act, keys[0])
+        if self._is_dict and len(self._shapes) == 1:
+            act = _of_key(act, self._shapes[0][0])
         self.act = _to_space(act, world.action_space)
 
     def check_observation(self, observation: Any, where: str, step: int) -> None:
@@ -148,25 +144,32 @@ class _Player:
         Raises:
             EnvironmentMisbehaved: naming the place.
         """
-        for key, shape, array in self._parts(observation, where, step):
-            name = "" if key == BARE_KEY else f" {key!r}"
-            if array.shape != shape:
+        if not self._is_dict:
+            _check_array(observation, self._shapes[0][1], "", where, step)
+            return
+        for key, shape in self._shapes:
+            try:
+                array = observation[key]
+            except (KeyError, TypeError, IndexError) as error:
                 raise EnvironmentMisbehaved(
-                    f"the observation{name} in {where}, step {step} has shape {array.shape}, its space says {shape}"
-                )
-            if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-                raise EnvironmentMisbehaved(
-                    f"the observation{name} in {where}, step {step} holds NaN or Inf, or no numbers"
-                )
+                    f"the observation in {where}, step {step} is no dict with the keys of its space: "
+                    f"{first_line(error)}"
+                ) from error
+            _check_array(array, shape, key, where, step)
 
-    def _parts(self, observation: Any, where: str, step: int) -> list[tuple[str, tuple[int, ...], NDArray[Any]]]:
-        try:
-            arrays = self.arrays(observation)
-            return [(spec.key, spec.shape, np.asarray(arrays[spec.key])) for spec in self.policy.contract.observations]
-        except (KeyError, TypeError, ValueError) as error:
-            raise EnvironmentMisbehaved(
-                f"the observation in {where}, step {step} is no dict with the keys of its space: {first_line(error)}"
-            ) from error
+
+def _check_array(observation: Any, shape: tuple[int, ...], key: str, where: str, step: int) -> None:
+    try:
+        array = np.asarray(observation)
+    except ValueError:
+        array = np.array(None)
+    name = f" {key!r}" if key else ""
+    if array.shape != shape:
+        raise EnvironmentMisbehaved(
+            f"the observation{name} in {where}, step {step} has shape {array.shape}, its space says {shape}"
+        )
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise EnvironmentMisbehaved(f"the observation{name} in {where}, step {step} holds NaN or Inf, or no numbers")
 
 
 def _of_key(act: Callable[[Any], Any], key: str) -> Callable[[Any], Any]:

@@ -56,12 +56,12 @@ class Filler:
     def _push(self, observation: Any) -> None:
         stack = len(self._slots)
         self._newest = newest = (self._newest + 1) % stack
-        self._encode(observation, self._frames[newest])
+        self._encode(observation, self._frames[newest, ...])
         if self._begins:
             self._frames[...] = self._frames[newest].copy()
             self._begins = False
         for age, slot in enumerate(reversed(self._slots)):
-            slot[...] = self._frames[(newest - age) % stack]
+            slot[...] = self._frames[(newest - age) % stack, ...]
 
 
 def _single_fill(row: Array, encode: Encode | None) -> Callable[[Any], None]:
@@ -121,10 +121,12 @@ def _table_encoder(binding: InputBinding, shape: tuple[int, ...]) -> Encode:
             into[...] = work.view(np.int8)
 
         return shift
-    found = np.empty(shape, binding.dtype)
+    # `take` would make indices of its own type in every call.
+    index, found = np.empty(shape, np.intp), np.empty(shape, binding.dtype)
 
     def look_up(observation: Any, into: Array) -> None:
-        np.take(table, observation, out=found, mode="clip")
+        index[...] = observation
+        np.take(table, index, out=found, mode="clip")
         into[...] = found
 
     return look_up

@@ -141,7 +141,10 @@ class BoxHead:
         self._scale = np.array(action.scale or [1.0] * size, np.float64)
         self._offset = np.array(action.offset or [0.0] * size, np.float64)
         # Bounds that the action's own dtype can hold.
-        self._low, self._high = (np.array(bound, np.float32).astype(np.float64) for bound in (action.low, action.high))
+        with np.errstate(over="ignore"):
+            self._low, self._high = (
+                np.array(bound, np.float64).astype(np.float32).astype(np.float64) for bound in (action.low, action.high)
+            )
         self.greedy: Decide = self._greedy
         if shape == action.shape and size <= FEW and outputs[0].flat:
             if outputs[0].dtype in ("int8", "uint8"):

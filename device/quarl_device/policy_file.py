@@ -271,6 +271,8 @@ def _check_action(contract: PolicyContract) -> None:
         )
     if action.kind == "discrete":
         return
+    if any(n < 1 for n in action.shape):
+        raise ContractError(f"the action's shape {action.shape} is not allowed")
     for name, least in (("low", width), ("high", width), ("scale", 0), ("offset", 0)):
         if len(getattr(action, name)) not in (least, width):
             raise ContractError(f"the action's {name} has {len(getattr(action, name))} elements, expected {width}")

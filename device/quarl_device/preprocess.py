@@ -5,7 +5,8 @@ Two ways to the same numbers. `to_tensor` is the rule, for golden vectors and re
 
 An integer input is `rint(value * (1 / scale)) + zero_point` in float32, clipped before it is cast (a cast alone wraps
 200 to -56). That is what LiteRT's QUANTIZE computes, with and without XNNPACK, in every one of 2 million values on and
-beside ties; only its reference kernel divides and rounds ties away from zero.
+beside ties. Its reference kernel and tflite-runtime 2.14 round ties away from zero; here one rule holds on every
+runtime, so that a file gets the same integers everywhere.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def _normalizer(
             raise ContractError(
                 f"normaliser: {name} of {spec.key!r} has {len(values)} elements, expected 1 or {size} (one frame)"
             )
-        array = np.array(values, np.float32)
+        with np.errstate(over="ignore"):
+            array = np.array(values, np.float64).astype(np.float32)
         if not np.isfinite(array).all():
             raise ContractError(f"normaliser: {name} of {spec.key!r} is not finite in float32")
         parts.append(array.reshape(spec.shape) if array.size == size else array.reshape(()))

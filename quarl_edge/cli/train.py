@@ -216,7 +216,10 @@ def _rows(config: TrainConfig, result: TrainResult) -> list[tuple[str, str]]:
         rows.append(("int8 return", "none yet"))
     else:
         chosen = selection(
-            result.judgements, config.evaluate_episodes, result.last_return_mean, earlier=best.env_steps < before
+            result.judgements,
+            config.evaluate_episodes,
+            result.last_return_mean,
+            earlier=not result.judgements or best.env_steps < before,
         )
         rows.append(("int8 return", f"{best.result.return_mean:.1f} at {best.env_steps:,} steps"))
         rows.append(("chosen as", chosen))

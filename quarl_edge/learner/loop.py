@@ -20,6 +20,7 @@ _LOG = logging.getLogger(__name__)
 _WAIT_S = 0.05
 _CHORES_PERIOD_S = 0.5
 _STALL_S = 120.0
+_BLOCKED_S = 3_600.0
 _HEAD_RANGE_OBSERVATIONS = 256
 
 
@@ -55,6 +56,9 @@ class TrainingLoop:
             LearnerAlive: another learner has taken the fleet.
             NonFiniteError: weights or ranges became NaN or Inf.
         """
+        if not self._parts.keeper.resumable:
+            # Whatever happens from here on, the run can be resumed.
+            self._checkpoint()
         self._account.start()
         self._last_publish_s = time.monotonic()
         try:
@@ -65,6 +69,7 @@ class TrainingLoop:
         except QuarlError:
             self._checkpoint_if_possible()
             raise
+        self._parts.keeper.finish()
         if not self._config.lockstep:
             # In lockstep a checkpoint resets the environments, so it may stand at its fixed steps only.
             self._checkpoint()
@@ -90,7 +95,7 @@ class TrainingLoop:
                 self._check_stalled()
             self._poll_judge(timeout_s=0.0)
             if self._config.checkpoint_period_steps and self._parts.env_steps() >= self._next_checkpoint:
-                self._checkpoint()
+                self._checkpoint_if_possible()
             self._chores()
         return reason
 
@@ -222,12 +227,13 @@ class TrainingLoop:
                 evaluator.cancel()
 
     def _checkpoint_if_possible(self) -> None:
+        """Write a checkpoint, not in lockstep; where the disk refuses, the last one is still there."""
         if self._config.lockstep or not self._progression.updates:
             return
         try:
             self._checkpoint()
         except QuarlError as error:
-            _LOG.warning("no last checkpoint: %s", error)
+            _LOG.warning("no checkpoint now: %s", error)
 
     def _checkpoint(self) -> None:
         self._next_checkpoint = self._checkpoint_after(self._parts.env_steps())
@@ -254,20 +260,20 @@ class TrainingLoop:
     def _check_stalled(self) -> None:
         receiver, actors = self._parts.receiver, self._parts.actors
         silent_s = time.monotonic() - max(receiver.last_stored_s, self._last_publish_s)
-        # Actors elsewhere may come tomorrow; local ones have no excuse.
-        if actors is not None and silent_s > _STALL_S:
+        # Actors elsewhere may come tomorrow; local ones have no excuse. A full disk waits for somebody to free it.
+        if actors is not None and silent_s > (_BLOCKED_S if receiver.blocked else _STALL_S):
             said = {name: view.state.blocked or "running" for name, view in receiver.actors.items()}
             raise TrainingStalled(
-                f"no experience was stored for {silent_s:.0f} s; {self._why_nothing_is_stored()}"
-                f"actors say {said or 'nothing'}",
+                f"no experience was stored for {silent_s:.0f} s; "
+                f"{self._why_nothing_is_stored() or f'actors say {said}'}",
                 hint="their logs are in the run's logs/ directory",
             )
 
     def _why_nothing_is_stored(self) -> str:
         receiver = self._parts.receiver
         if receiver.blocked:
-            return f"{receiver.blocked}; "
-        return f"blocks were refused, by error code: {receiver.refused}; " if receiver.refused else ""
+            return receiver.blocked
+        return f"blocks were refused, by error code: {receiver.refused}" if receiver.refused else ""
 
     def _chores(self) -> None:
         now = time.monotonic()
@@ -275,6 +281,7 @@ class TrainingLoop:
             return
         self._next_chores_s = now + _CHORES_PERIOD_S
         parts = self._parts
+        parts.check_broker()
         parts.presence.tick()
         self._account.pushes += parts.publisher.retry()
         if parts.actors is not None:

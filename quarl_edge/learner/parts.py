@@ -58,4 +58,5 @@ class Parts:
     progress: Progress
     stop: StopSignal
     env_steps: Callable[[], int]
+    check_broker: Callable[[], None]
     actors: ActorProcesses | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,12 +38,14 @@ class BrokerAccess:
         actors: device names of the local actors.
         embedded: whether the broker is ours and ends with the run. Ours knows every actor by name; on the user's own
             they log in as the learner does.
+        check: raises where ours has ended.
     """
 
     url: BrokerURL
     passwords: Mapping[str, str]
     actors: tuple[str, ...]
     embedded: bool
+    check: Callable[[], None] = lambda: None
 
     @property
     def password(self) -> str | None:
@@ -84,7 +86,7 @@ def open_broker(broker: str, *, actors: int, password: str | None, log_dir: Path
         words = {name: secrets.token_urlsafe(24) for name in (LEARNER_NAME, *names)}
         with EmbeddedBroker(words, log_dir=log_dir) as started:
             url = replace(BrokerURL.parse(started.url), user=LEARNER_NAME)
-            yield BrokerAccess(url=url, passwords=words, actors=names, embedded=True)
+            yield BrokerAccess(url=url, passwords=words, actors=names, embedded=True, check=started.check)
         return
     url = BrokerURL.parse(broker)
     if password and not url.user:
@@ -141,6 +143,7 @@ def run_training(
                     key=key,
                     takeover=takeover,
                     clear=access.embedded,
+                    check_broker=access.check,
                 ),
                 progress=progress,
                 metrics=metrics,

@@ -1,6 +1,6 @@
 """Make the small policies of every head, input type and scheme. Run by hand: python tests/data/make_heads.py.
 
-Needs TensorFlow. Weights are random and seeded; the files are for shapes, types and repeatable answers, not returns.
+Needs TensorFlow. Weights are random and seeded, the files for shapes, types and repeatable answers.
 
 * pendulum.tflite: `action` head through tanh, float32 in and out, int8 inside.
 * pendulum_gaussian.tflite: `gaussian` head of two outputs, int8 in and out, normaliser and tanh on the device.
@@ -152,7 +152,7 @@ def dict_logits() -> bytes:
     vector, image = tf_keras.Input((3,), name="z_vector"), tf_keras.Input((6, 6, 3), name="a_image")
     seen = keras.Conv2D(4, 3, strides=2, activation="relu")(image)
     joined = keras.Concatenate()([keras.Flatten()(seen), keras.Dense(4, activation="relu")(vector)])
-    model = randomize(tf_keras.Model([vector, image], keras.Dense(3, name="logits")(joined)), 4)
+    model = randomize(tf_keras.Model([vector, image], keras.Dense(3, name="logits")(joined)), 47)
     rng = np.random.default_rng(5)
     images = rng.integers(0, 256, (64, 6, 6, 3), np.uint8)
     vectors = rng.normal(0, 2, (64, 3)).astype(np.float32)
@@ -184,7 +184,7 @@ def frames() -> bytes:
     given = tf_keras.Input(batch_shape=(1, 6, 6, 4), name="observation")
     seen = keras.Conv2D(3, 3, strides=2, activation="relu")(given)
     flat = keras.Lambda(lambda images: tf.reshape(images, [1, 12]))(seen)
-    model = randomize(tf_keras.Model(given, keras.Dense(2, name="q_values")(flat)), 6)
+    model = randomize(tf_keras.Model(given, keras.Dense(2, name="q_values")(flat)), 56)
     rng = np.random.default_rng(7)
     stacks = rng.integers(0, 256, (64, 4, 6, 6), np.uint8)
     data = convert(model, {"observation": np.moveaxis(stacks, 1, -1)})
@@ -261,6 +261,8 @@ MAKERS: Mapping[str, Callable[[], bytes]] = {
 def main() -> None:
     """Write all files."""
     for name, maker in MAKERS.items():
+        # Layers without a name are counted, and their names are in the file.
+        tf_keras.backend.clear_session()
         data = maker()
         (HERE / f"{name}.tflite").write_bytes(data)
         sha256 = hashlib.sha256(data).hexdigest()

@@ -35,7 +35,8 @@ for number in range(count):
     try:
         file = read_policy(bytes(mutated))
         policy = Policy.load(file, batch_size=1 if number % 2 else 4)
-        policy.act(np.zeros(file.contract.observations[0].shape, np.float32))
+        keys = {spec.key: np.zeros(spec.shape, spec.dtype) for spec in file.contract.observations}
+        policy.act(keys if len(keys) > 1 else next(iter(keys.values())))
         ends["works"] += 1
     except QuarlError as error:
         ends[type(error).__name__] += 1
@@ -44,8 +45,11 @@ print(json.dumps({"ends": ends, "slowest_s": slowest_s}))
 """
 
 
+FILES = [("cartpole", 1), ("acrobot", 2), ("pendulum", 3), ("pendulum_gaussian", 4), ("dict_logits", 5), ("frames", 6)]
+
+
 @pytest.mark.parametrize("kind", ["bits", "words"])
-@pytest.mark.parametrize(("name", "seed"), [("cartpole", 1), ("acrobot", 2)])
+@pytest.mark.parametrize(("name", "seed"), FILES)
 def test_a_mutated_policy_works_or_is_refused(name, seed, kind):
     command = [sys.executable, "-c", CHILD, str(DATA / f"{name}.tflite"), kind, str(seed), str(COUNT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

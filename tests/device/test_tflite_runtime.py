@@ -7,6 +7,7 @@ import pytest
 from tflite_environment import run_there
 
 from quarl_device.evaluate import evaluate
+from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 
 DATA = Path(__file__).parent.parent / "data"
@@ -71,3 +72,53 @@ def test_the_device_part_imports_with_numpy_1_and_without_litert():
     said = run_there(IMPORTS)
     assert said["numpy"].startswith("1.")
     assert said["litert"] is False
+
+
+ACT = """
+import json, sys
+import numpy as np
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy_path
+said = {}
+for path in sys.argv[1:]:
+    file = read_policy_path(path)
+    policy = Policy.load(file)
+    golden = file.golden.observations
+    rows = [{key: array[n] for key, array in golden.items()} for n in range(file.golden.rows)]
+    said[path] = [np.asarray(policy.act(row if len(row) > 1 else row["observation"])).tolist() for row in rows]
+print(json.dumps({"runtime": policy.runtime_name, "said": said}))
+"""
+HEADS = ("pendulum", "pendulum_gaussian", "dict_logits", "ops_float16", "ops_int8", "ops_int16x8")
+
+
+def test_every_head_and_input_type_acts_there():
+    """Each passes its own golden self-test, and acts as in LiteRT: the same action, or torques within 5 %."""
+    paths = {name: str(DATA / f"{name}.tflite") for name in HEADS}
+    there = run_there(ACT, *paths.values())
+    assert there["runtime"] == "tflite-runtime 2.14.0"
+    for path in paths.values():
+        file = read_policy_path(path)
+        policy, golden = Policy.load(file), file.golden.observations
+        for number, said in enumerate(there["said"][path]):
+            row = {key: array[number] for key, array in golden.items()}
+            wanted = policy.act(row if len(row) > 1 else row["observation"])
+            assert np.abs(np.asarray(said) - wanted).max() <= (0.2 if isinstance(said, list) else 0), path
+
+
+def test_a_dynamic_file_of_a_newer_converter_is_refused_with_its_operator():
+    """FULLY_CONNECTED version 12 came with TensorFlow 2.17 (tensorflow #80736)."""
+    said = run_there(REFUSED, DATA / "ops_dynamic.tflite")
+    assert "FULLY_CONNECTED" in said["error"]
+    assert "12" in said["error"]
+
+
+REFUSED = """
+import json, sys
+from quarl_device.errors import ModelFileError
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy_path
+try:
+    Policy.load(read_policy_path(sys.argv[1]))
+except ModelFileError as error:
+    print(json.dumps({"error": str(error)}))
+"""

@@ -73,8 +73,8 @@ RECIPES = {
     ),
     "ppo_catch": (
         PPO, "QuarlCatch-v0", 16, 300_000, False,
-        {"policy": "CnnPolicy", "policy_kwargs": TINY_CNN, "n_steps": 64, "batch_size": 256, "n_epochs": 4, "gamma": 0.9,
-         "learning_rate": 5e-4, "ent_coef": 0.01},
+        {"policy": "CnnPolicy", "policy_kwargs": TINY_CNN, "n_steps": 64, "batch_size": 256, "n_epochs": 4,
+         "gamma": 0.9, "learning_rate": 5e-4, "ent_coef": 0.01},
     ),
     "dqn_catch": (
         DQN, "QuarlCatch-v0", 1, 60_000, False,
