@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TFLITE_VENV := .venv-tflite
 TFLITE_STAMP := $(TFLITE_VENV)/.installed
 
-.PHONY: install demo test lint fix mosquitto tflite clean
+.PHONY: install demo test lint fix mosquitto chromium tflite clean
 
 install: $(STAMP)
 
@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml device/pyproject.toml export/pyproject.toml constraints
 demo: install
 	$(BIN)/quarl-edge demo
 
-test: install tflite mosquitto
+test: install tflite mosquitto chromium
 	$(BIN)/python -m pytest
 
 lint: install
@@ -53,6 +53,12 @@ mosquitto:
 	@command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto || \
 	  { if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q --no-install-recommends mosquitto; \
 	    else echo "The tests need Mosquitto. Run: sudo apt-get install -y mosquitto"; exit 1; fi; }
+
+# The reports are opened in a real browser.
+chromium:
+	@command -v chromium >/dev/null || \
+	  { if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q --no-install-recommends chromium; \
+	    else echo "The tests need Chromium. Run: sudo apt-get install -y chromium"; exit 1; fi; }
 
 clean:
 	rm -rf $(VENV) $(TFLITE_VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from quarl_device import __version__
 from quarl_device.errors import QuarlError, UsageError
+from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET, check_name, default_device_name
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
     bench.add_argument("--format", choices=("text", "json"), default="text")
     bench.set_defaults(command=_bench)
+    add_inspect(commands)
     return parser
 
 

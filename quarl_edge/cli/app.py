@@ -10,9 +10,11 @@ import typer
 from quarl_device.errors import QuarlError, UsageError
 from quarl_edge import __version__
 from quarl_edge.cli.bench import bench
+from quarl_edge.cli.compare import compare
 from quarl_edge.cli.demo import demo
 from quarl_edge.cli.evaluate import evaluate
 from quarl_edge.cli.export import export
+from quarl_edge.cli.inspect import inspect
 from quarl_edge.cli.output import Format, keep_examples, log_for_people, write_error
 from quarl_edge.cli.train import train
 
@@ -27,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, export, evaluate):
+for command in (demo, train, export, evaluate, inspect, compare):
     app.command(help=keep_examples(command))(command)
 app.add_typer(bench, name="bench")
 
