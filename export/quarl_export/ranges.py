@@ -61,14 +61,14 @@ def find_ranges(
         ranges = {**ranges, **_input_bounds(policy)}
     outputs = set(policy.graph.outputs.values())
     found = {site: _opened(*ranges[site], margin=head_margin if site in outputs else 0.0) for site in sites}
-    for site, limit in _saturation_limits(policy).items():
+    for site, limit in saturation_limits(policy).items():
         if site in found:
             low, high = found[site]
             found[site] = max(low, -limit), min(high, limit)
     return found
 
 
-def _saturation_limits(policy: ImportedPolicy) -> dict[str, float]:
+def saturation_limits(policy: ImportedPolicy) -> dict[str, float]:
     """Return how far from zero a site can matter, for sites that go into nothing but a tanh or sigmoid."""
     graph, head = policy.graph, policy.contract.head
     limits = {}

@@ -13,13 +13,15 @@ from quarl_export.checks.subject import Subject
 from quarl_export.int8_reference import INT32_MAX
 from quarl_export.ir.layers import WEIGHTED
 from quarl_export.ir.reference import run_graph
+from quarl_export.ranges import MIN_WIDTH, saturation_limits
 
 MAX_BITS_LOST = 3.0
 MAX_SATURATED = 0.05
+# A site inside the network that clips more than this has a range of other data, or of none.
+MAX_CLIPPED = 0.25
 # So many are chance where there are few observations.
 _CHANCE = 5
-# A range that no calibration of real observations leaves: see `ranges.MIN_WIDTH`.
-_DEGENERATE = 1e-3 * 1.01
+_DEGENERATE = 1.01 * MIN_WIDTH
 # Where stock quantizers start every range; one that is still there was never adapted.
 _START = 6.0
 
@@ -45,11 +47,16 @@ def check_ranges(subject: Subject) -> CheckResult:
         return CheckResult(code="Q02", passed=True, message=f"scheme {subject.options.scheme} has no explicit ranges")
     tensors = run_graph(subject.policy.graph, subject.policy.weights, subject.inputs)
     worst, faults = 0.0, []
+    # Inputs are Q03's; what saturates behind itself is cut on purpose.
+    meant = {*subject.inputs, *saturation_limits(subject.policy)}
     for site in subject.network.plan.sites:
         low, high = subject.ranges[site]
         if high - low <= _DEGENERATE:
             faults.append(f"the range of {site!r} is degenerate ({low:.3g}, {high:.3g}): its values did not move")
             continue
+        clipped = 0.0 if site in meant else float(((tensors[site] < low) | (tensors[site] > high)).mean())
+        if clipped > MAX_CLIPPED and subject.recorded:
+            faults.append(f"the range of {site!r} ({low:.3g}, {high:.3g}) clips {clipped:.0%} of its values")
         lost = _bits_lost(low, high, tensors[site])
         worst = max(worst, lost) if subject.recorded else worst
         if lost > MAX_BITS_LOST and subject.recorded:
