@@ -23,10 +23,13 @@ from quarl_export.ir import ImportedPolicy
 from quarl_export.ir.reference import normalize
 from quarl_export.metadata import attach, complete_policy
 from quarl_export.observations import golden_rows, judging
+from quarl_export.quantizers import MIN_WEIGHT_RANGE
+from quarl_export.range_plan import QuantizationOptions
 from quarl_export.ranges import find_ranges
 from quarl_export.schemes import Ranges, SchemeOptions, check_layers, convert
 
 MAX_SAMPLES = 512
+_MIN_CONVERTED_RANGE = QuantizationOptions().min_weight_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +120,7 @@ def build_file(
         source: the policy.
         options: how.
         data: recorded observations: three quarters to calibrate with, where that is needed, the rest to judge by.
-        complete: the file, made elsewhere of the same ranges; only checked here. Default: made here.
+        complete: a run's own file, made by patching, of the same ranges; only checked here. Default: made here.
 
     Raises:
         CheckFailed: a check did not pass, and `options` does not force it.
@@ -136,6 +139,7 @@ def build_file(
         observations=judged.rows,
         judged_on=judged.title,
         recorded=judged.recorded,
+        min_weight_range=_MIN_CONVERTED_RANGE if complete is None else MIN_WEIGHT_RANGE,
     )
     checks = checks_before(subject)
     if not options.force:

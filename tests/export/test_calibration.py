@@ -16,6 +16,7 @@ from quarl_export.calibration import data as data_module
 from quarl_export.calibration.play import greedy_actions
 from quarl_export.ir import run_reference
 from quarl_export.ir.reference import normalize, run_graph
+from quarl_export.metadata import complete_policy
 from quarl_export.ranges import MIN_WIDTH, find_ranges
 
 MINMAX = RangeRule()
@@ -353,3 +354,72 @@ def test_greedy_actions_of_discrete_and_box_heads():
     assert greedy_actions(mlp().contract, {"q_values": np.array([[1, 5, 2], [9, 0, 0]])}).tolist() == [1, 0]
     scaled = greedy_actions(tanh_actor().contract, {"action": np.array([[0.5, -2.0]])})
     assert scaled.tolist() == [[1.0, -2.0]]
+
+
+# ------------------------------------------------------------------ stacks
+
+
+def stacked(frames=3):
+    policy = mlp(inputs=4 * frames, actions=2)
+    spec = ObservationSpec(key="observation", shape=(4,), stack=frames)
+    return dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, observations=(spec,)))
+
+
+def test_playing_stacks_frames_and_begins_episodes_with_repeated_ones():
+    rows_ = play(stacked(), EnvSpec(env_id="CartPole-v1"), steps=50).rows["observation"]
+    assert rows_.shape == (50, 3, 4)
+    assert (rows_[0] == rows_[0][0]).all()
+    starts = [n for n in range(50) if (rows_[n] == rows_[n][0]).all()]
+    for row in range(1, 50):
+        if row not in starts:
+            assert np.array_equal(rows_[row][:2], rows_[row - 1][1:])
+    assert len(starts) > 1
+
+
+def test_joined_and_separate_frames_are_the_same():
+    separate = np.random.default_rng(0).normal(size=(6, 3, 4)).astype(np.float32)
+    joined = separate.reshape(6, 12)
+    for array in (separate, joined):
+        data = CalibrationData.checked(stacked().contract, {"observation": array}, source="t")
+        assert np.array_equal(data.rows["observation"], separate)
+
+
+def test_all_frames_of_a_stack_are_normalised_alike():
+    policy = stacked()
+    array = np.random.default_rng(0).normal(size=(30, 3, 4)).astype(np.float32)
+    data = CalibrationData.checked(policy.contract, {"observation": array}, source="t")
+    scale = with_input_normalizer(policy, data, MINMAX).contract.normalizer.scale["observation"]
+    assert scale[:4] == scale[4:8] == scale[8:]
+
+
+def test_a_device_normalises_one_frame_as_the_environment_gives_it():
+    policy = stacked()
+    array = np.random.default_rng(0).normal(size=(30, 3, 4)).astype(np.float32)
+    data = CalibrationData.checked(policy.contract, {"observation": array}, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    device = complete_policy(changed, scheme="int8", io="int8").normalizer
+    assert (device.where, len(device.scale["observation"])) == ("device", 4)
+    assert device.scale["observation"] == changed.contract.normalizer.scale["observation"][:4]
+    uneven = {"observation": tuple(float(n + 1) for n in range(12))}
+    contract = dataclasses.replace(policy.contract, normalizer=Normalizer(where="graph", offset=uneven, scale=uneven))
+    with pytest.raises(UsageError, match="from frame to frame"):
+        complete_policy(dataclasses.replace(policy, contract=contract), scheme="int8", io="int8")
+
+
+def test_a_normaliser_of_an_image_with_channels_first_is_turned_round():
+    policy = image_policy()
+    spec = ObservationSpec(key="observation", shape=(2, 9, 9), dtype="uint8")
+    constants = np.arange(9 * 9 * 2, dtype=np.float64).reshape(9, 9, 2)
+    values = {"observation": tuple(constants.ravel().tolist())}
+    contract = dataclasses.replace(
+        policy.contract, observations=(spec,), normalizer=Normalizer(where="graph", offset=values, scale=values)
+    )
+    device = complete_policy(dataclasses.replace(policy, contract=contract), scheme="int8", io="uint8").normalizer
+    assert device.offset["observation"] == tuple(np.moveaxis(constants, -1, 0).ravel().tolist())
+
+
+def test_what_saturates_gets_its_range_where_it_still_moves():
+    policy = tanh_actor()
+    policy.weights["d/kernel"][:] *= 100
+    ranges = find_ranges(policy, data_of(policy), MINMAX)
+    assert ranges["d"] == (-4.0, 4.0)

@@ -73,16 +73,16 @@ from quarl_export.schemes import SchemeOptions, convert
 from quarl_export.pipeline import ExportOptions, build_file
 policy = mlp()
 ranges = dict.fromkeys(policy.graph.range_sites(), (-3.0, 3.0))
-for number in range(16):
+for number in range(10):
     convert(policy, SchemeOptions(), ranges=ranges)
-    if number == 5:
+    if number == 3:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
 def test_row_13_conversions_do_not_pile_up_memory():
-    """10 conversions of a small network, after the first ones; pushes do not convert at all."""
+    """Six conversions of a small network, after the first ones; pushes do not convert at all."""
     from pathlib import Path
 
     script = _CONVERTS.format(tests=str(Path(__file__).parent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +37,7 @@ class Subject:
         observations: held out from calibration, raw, per key.
         judged_on: what the observations are, for messages.
         recorded: whether they are real ones; drawn ones say nothing of how often a range is left.
+        min_weight_range: kernels below were quantized as if they reached it.
     """
 
     source: ImportedPolicy
@@ -47,6 +49,7 @@ class Subject:
     observations: Observations = field(repr=False)
     judged_on: str
     recorded: bool
+    min_weight_range: float = 1e-6
 
     @property
     def count(self) -> int:
@@ -68,7 +71,8 @@ class Subject:
         """What an int8 file must compute, `None` for other schemes."""
         if self.options.scheme != "int8" or self.ranges is None:
             return None
-        return Int8Network(self.policy, self.ranges, options=quantization(self.options))
+        options = dataclasses.replace(quantization(self.options), min_weight_range=self.min_weight_range)
+        return Int8Network(self.policy, self.ranges, options=options)
 
     @cached_property
     def float_outputs(self) -> dict[str, Float32]:
