@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class ExportReport:
         runtime: which runtime it was checked in, with its version.
         checks: every check's answer, in the order of their codes.
         forced: codes of checks that did not pass and were overridden.
+        built: the file with what it was judged by.
     """
 
     model: Path
@@ -69,6 +70,7 @@ class ExportReport:
     runtime: str
     checks: tuple[CheckResult, ...] = ()
     forced: tuple[str, ...] = ()
+    built: BuiltFile | None = field(default=None, repr=False, compare=False)
 
 
 def export_policy(
@@ -147,6 +149,7 @@ def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = No
         runtime=f"{runtime.name} {runtime.version}",
         checks=built.checks,
         forced=built.forced,
+        built=built,
     )
 
 

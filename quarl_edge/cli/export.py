@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quarl_device.errors import LearnerError
+from quarl_device.inspect.edge_tpu import judge
+from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli.calibration import PLAY, journal_observations, named_observations
+from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
 from quarl_edge.extras import require_learner
@@ -50,6 +53,12 @@ def export(
         None
     ),
     head: Annotated[str, typer.Option(help="What outputs mean: q_values, logits, action or gaussian.")] = "",
+    report_into: Annotated[
+        Path | None, typer.Option("--report", help="Write an HTML page against float into this directory.")
+    ] = None,
+    edge_tpu: Annotated[
+        bool, typer.Option("--edge-tpu", help="Compile it for a Coral, if edgetpu_compiler is on the PATH.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write a file whose checks fail, and mark it.")] = False,
     runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = DEFAULT_ROOT,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
@@ -105,7 +114,26 @@ def export(
             report = export_policy(checkpoint, model, options=options, data=data)
         else:
             report = export_imported(policy, model, options=options, data=data)
-    _show(report, str(place), output)
+    extras = _extras(report, report_into, edge_tpu=edge_tpu)
+    _show(report, str(place), output, extras)
+
+
+def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> dict[str, tuple[Any, str]]:
+    """Return what was asked for beside the file: JSON value and text by name."""
+    extras: dict[str, tuple[Any, str]] = {}
+    if directory is not None and report.built is not None:
+        from quarl_export.export_report import write_export_report
+
+        page = str(write_export_report(report.built, directory))
+        extras["report"] = page, page
+    if edge_tpu:
+        verdict = judge(read_policy_path(report.model).graph)
+        compiled = compile_where_possible(report.model)
+        told = "edgetpu_compiler is not on the PATH; the static check says " if compiled is None else ""
+        told += compiled[1] if compiled else "compatible" if verdict.compatible else "not compatible"
+        value = {**verdict.to_json(), "compiler": compiled[0] if compiled else None}
+        extras["edge_tpu"] = value, told
+    return extras
 
 
 def _checkpoint(source: Path | None, runs: Path) -> Path | None:
@@ -116,7 +144,7 @@ def _checkpoint(source: Path | None, runs: Path) -> Path | None:
     return latest_policy(source=source, root=runs) if ours else None
 
 
-def _show(report: ExportReport, place: str, output: Format) -> None:
+def _show(report: ExportReport, place: str, output: Format, extras: dict[str, tuple[Any, str]]) -> None:
     checks = [result.to_json() for result in report.checks]
     if output is Format.JSON:
         write_json(
@@ -132,6 +160,7 @@ def _show(report: ExportReport, place: str, output: Format) -> None:
                 "runtime": report.runtime,
                 "checks": checks,
                 "forced": list(report.forced),
+                **{name: value for name, (value, _) in extras.items()},
             }
         )
         return
@@ -149,5 +178,6 @@ def _show(report: ExportReport, place: str, output: Format) -> None:
         (f"{result.code} {result.name}", ("" if result.passed else "FAILED: ") + result.message)
         for result in report.checks
     ]
+    rows += [(name.replace("_", " "), text) for name, (_, text) in extras.items()]
     next_one = f"quarl-edge evaluate {report.model}"
     write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])
