@@ -318,6 +318,28 @@ def test_a_model_that_says_more_than_its_file_holds_is_refused_before_it_is_buil
         import_policy(path)
 
 
+def test_h5_whose_weights_are_in_another_order_is_refused(tmp_path):
+    """Both layers have one shape, so Keras itself would load them the wrong way round without a word."""
+    path = save(model_of(layers.Dense(2, name="a"), layers.Dense(2, name="b"), shape=(2,)), tmp_path / "model.h5")
+    with h5py.File(path, "r+") as file:
+        names = list(file["model_weights"].attrs["layer_names"])
+        file["model_weights"].attrs["layer_names"] = [names[1], names[0], *names[2:]]
+    with pytest.raises(ModelFileError, match=r"\['b', 'a'"):
+        import_policy(path)
+
+
+def test_a_sequential_of_an_early_keras_2_is_read(tmp_path):
+    path = save(randomize(model_of(layers.Dense(3, name="hidden"))), tmp_path / "model.h5")
+
+    def age(config):
+        first, *others = config["config"]["layers"]
+        others[0]["config"]["batch_input_shape"] = first["config"]["batch_input_shape"]
+        config["config"] = [{"class_name": layer["class_name"], "config": layer["config"]} for layer in others]
+
+    edit(path, age)
+    assert kinds(import_policy(path)) == ["dense", "dense"]
+
+
 def test_a_saved_model_without_its_variables_is_refused(tmp_path):
     path = save(model_of(), tmp_path / "saved")
     for file in (path / "variables").iterdir():

@@ -554,6 +554,32 @@ def test_images_of_every_layout_reach_the_network_alike(tmp_path, given, frame, 
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize(("stack", "frame"), [(1, (4, 36, 37)), (2, (2, 36, 37))])
+def test_images_of_floats_have_channels_first_in_the_environment(tmp_path, stack, frame):
+    # Stable-Baselines3 turns round uint8 images alone.
+    tensors = nature("q_net.features_extractor.", (4, 36, 37), 7) | perceptron("q_net.q_net.", 7, 2)
+    named = field(Name("stable_baselines3.dqn.policies", "CnnPolicy"))
+    results = []
+    for space, scale in ((image((4, 36, 37)), 255), (box(np.zeros((4, 36, 37)), np.ones((4, 36, 37))), 1)):
+        data = dqn_settings(policy_class=named, observation_space=field(space))
+        policy = read(write_agent(tmp_path / "a.zip", tensors=tensors, settings=data), stack=stack if scale == 1 else 1)
+        rows = np.random.default_rng(0).integers(0, 256, (2, 4, 36, 37)).astype(np.float32) / 255 * scale
+        rows = np.moveaxis(rows, 1, -1) if scale == 255 else rows
+        if scale == 1:
+            assert policy.contract.observations[0].shape == frame
+            assert policy.contract.normalizer.where == "none"
+            rows = rows.reshape(2, stack, *frame) if stack > 1 else rows
+        results.append(run_reference(policy, {"observation": rows})["q_values"])
+    np.testing.assert_allclose(*results, atol=1e-4)
+
+
+def test_convolutions_on_no_image_are_refused(write):
+    named = field(Name("stable_baselines3.dqn.policies", "CnnPolicy"))
+    for shape in ((2,), (2, 3), (1, 2, 3, 4)):
+        with pytest.raises(UnsupportedSpace, match="no image"):
+            read(write(policy_class=named, observation_space=field(box(np.zeros(shape), np.ones(shape)))))
+
+
 def test_an_image_of_other_rows_is_refused(tmp_path):
     tensors = nature("q_net.features_extractor.", (3, 36, 37), 7) | perceptron("q_net.q_net.", 7, 2)
     data = dqn_settings(

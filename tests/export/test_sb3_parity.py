@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from sb3_factory import SB3
 
-from quarl_export.importers.options import ImportOptions
+from quarl_device.errors import ModelFileError
+from quarl_export.importers import ImportOptions, import_policy
 from quarl_export.importers.sb3 import read_sb3
 from quarl_export.ir import run_reference
 
@@ -232,3 +233,16 @@ def test_no_pickle_is_loaded_and_torch_is_not_needed(monkeypatch):
     imported.__wrapped__("ppo_mixed")
     assert "torch" not in sys.modules
     assert "stable_baselines3" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["dqn_cartpole", "ppo_mixed"])
+def test_they_are_found_by_their_content(tmp_path, name):
+    path = tmp_path / "agent"
+    path.write_bytes((SB3 / f"{name}.zip").read_bytes())
+    statistics = SB3 / f"{name}.vecnormalize.pkl"
+    options = ImportOptions(vecnormalize=statistics if statistics.exists() else None)
+    policy = import_policy(path, options=options)
+    assert policy.contract == imported(name).contract
+    path.write_bytes(path.read_bytes()[:5_000])
+    with pytest.raises(ModelFileError, match="cut off"):
+        import_policy(path, options=options)

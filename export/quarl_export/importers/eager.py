@@ -23,6 +23,8 @@ from quarl_export.silence import without_tensorflow_noise
 # Layers that compute otherwise in training.
 _TRAINED = frozenset({"BatchNormalization", *DROPPED}) - {"ActivityRegularization"}
 
+_NOT_BUILT_WITH = ("rms_scaling", "batch_input_shape")
+
 
 def run_layers(model: FlatModel, inputs: Arrays) -> dict[str, NDArray[np.float32]]:
     """Return every output by name.
@@ -58,7 +60,7 @@ def _run(node: SourceNode, operands: list[Any]) -> Any:
     if node.class_name.startswith(OPERATION):
         return _OPERATIONS[node.class_name.removeprefix(OPERATION)]({**node.config, **node.settings}, operands)
     given = operands[0] if len(operands) == 1 else operands
-    config = {key: value for key, value in node.config.items() if key != "rms_scaling"}
+    config = {key: value for key, value in node.config.items() if key not in _NOT_BUILT_WITH}
     layer = getattr(keras.layers, node.class_name)(**config, dtype="float32")
     layer(given)  # builds it
     if node.weights and layer.weights:

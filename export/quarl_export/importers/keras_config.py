@@ -91,6 +91,8 @@ def _model(data: Any, *, depth: int) -> ModelConfig:
     if depth > MAX_DEPTH:
         raise UnsupportedModel(f"models are nested more than {MAX_DEPTH} deep")
     class_name, config = str(data["class_name"]), data["config"]
+    if isinstance(config, list):  # a Sequential of Keras before 2.3
+        config = {"layers": config}
     name = str(config.get("name", class_name))[:200]
     if class_name not in MODELS or not isinstance(config.get("layers"), list):
         raise UnsupportedModel(
@@ -155,7 +157,9 @@ def _layer(entry: Mapping[str, Any], names: set[str], store: str, *, depth: int)
             _check_origin(name, entry)
         raise UnsupportedModel(f"layer {name!r} ({given}) is not read", hint=alternative(given))
     _check_origin(name, entry)
-    config = {key: plain(entry["config"][key]) for key in LAYERS[class_name] if key in entry["config"]}
+    # The first layer of a Sequential may say the input's shape itself.
+    wanted = (*LAYERS[class_name], "batch_input_shape")
+    config = {key: plain(entry["config"][key]) for key in wanted if key in entry["config"]}
     if "activation" in config:
         config["activation"] = _function(name, config["activation"])
     return LayerConfig(name=name, class_name=class_name, config=config, calls=calls, store=store)

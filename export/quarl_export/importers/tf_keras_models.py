@@ -83,6 +83,7 @@ def read_h5(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     with open_hdf5(data, what=what) as file:
         config = read_json_attribute(file, "model_config", what=what)
         version, stored = str(file.attrs.get("keras_version", ""))[:40], count_numbers(file)
+        names = _weighted_layers(file)
     if config is None:
         raise ModelFileError(
             f"{what} holds weights alone, no model",
@@ -91,6 +92,7 @@ def read_h5(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     parsed = parse_model(config)
     check_declared(parsed, stored=stored, what=what)
     model = rebuild(parsed, config)
+    _check_order(model, names, what)
     with tempfile.TemporaryDirectory() as folder:
         # The bytes that were checked, not whatever the path holds by now.
         copy = Path(folder) / "weights.h5"
@@ -98,6 +100,24 @@ def read_h5(path: Path, *, options: ImportOptions) -> ImportedPolicy:
         _load(model, copy, what)
     provenance = {"path": path.name, "saved_by": f"Keras {version}"}
     return import_keras_model(model, options=options, kind="tf_keras h5", provenance=provenance)
+
+
+def _weighted_layers(file: Any) -> list[str]:
+    """Return the names of the layers that have weights, in the order in which Keras will hand them out."""
+    group = file.get("model_weights", file)
+    names = [_text(name) for name in group.attrs.get("layer_names", ())]
+    return [name for name in names if name in group and len(group[name].attrs.get("weight_names", ()))]
+
+
+def _check_order(model: Any, names: list[str], what: str) -> None:
+    """Refuse a file whose weights Keras, which counts and does not look, would give to the wrong layers."""
+    expected = [layer.name for layer in model.layers if layer.weights]
+    if names and names != expected:
+        raise ModelFileError(f"{what}: its weights are of the layers {names[:8]}, its model has {expected[:8]}")
+
+
+def _text(name: Any) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def is_keras_saved_model(path: Path) -> bool:
@@ -185,6 +205,8 @@ def rebuild(parsed: ModelConfig, data: Any) -> Any:
 def _clean(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return one layer's or model's description with the settings of `LAYERS` alone."""
     class_name, config = str(entry["class_name"]), entry["config"]
+    if isinstance(config, list):
+        config = {"name": None, "layers": config}
     kept: dict[str, Any] = {"class_name": class_name}
     if class_name in MODELS:
         kept["config"] = {"name": config.get("name"), "layers": [_clean(layer) for layer in config["layers"]]}

@@ -33,7 +33,7 @@ def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     Args:
         path: the `.zip`.
         options: `env_id` and `env_kwargs` (is an image's channel axis first in the environment, are frames stacked:
-            without it, images are rows, columns, channels), `stack` (where there is no `env_id`), `vecnormalize`.
+            without it, uint8 images are rows, columns, channels), `stack` (where there is no `env_id`), `vecnormalize`.
 
     Raises:
         ModelFileError: missing, truncated, damaged or over a cap.
@@ -168,7 +168,7 @@ def _provenance(
 ) -> dict[str, Any]:
     assumed = []
     if not environment:
-        assumed.append("images are rows, columns, channels in the environment")
+        assumed.append("uint8 images are rows, columns, channels in the environment")
     if options.vecnormalize is None and agent.family != "actor_critic":
         assumed.append("it was trained without VecNormalize")
     return {

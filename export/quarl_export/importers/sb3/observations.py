@@ -53,14 +53,14 @@ def observe(
     Args:
         boxes: the agent's observation space.
         convolved: keys that go through convolutions; they are images even where they do not look like one.
-        environment: what the environment gives; `None` where it is not known. Images are then taken to be rows,
-            columns, channels there.
+        environment: what the environment gives; `None` where it is not known. uint8 images are then taken to be
+            rows, columns, channels there.
         stack: frames that are stacked, where the environment is not known.
         what: for messages.
 
     Raises:
         SpaceMismatch: the environment gives something else.
-        UnsupportedSpace: an image with as many channels as rows and columns.
+        UnsupportedSpace: what is convolved is no image, or has as many channels as rows and columns.
         UsageError: the stack does not divide the observation.
     """
     given = {spec.key: spec for spec in environment} if environment is not None else None
@@ -72,6 +72,10 @@ def observe(
     seen = []
     for key, box in boxes.items():
         is_image = key in convolved or box.is_image
+        if is_image and len(box.shape) != 3:
+            raise UnsupportedSpace(
+                f"{what}: convolutions on observation {key!r} of shape {box.shape}, which is no image"
+            )
         if is_image and len(set(box.shape)) == 1:
             raise UnsupportedSpace(f"{what}: the axes of image {key!r} of shape {box.shape} cannot be told apart")
         spec = _assumed(key, box, is_image, stack, what) if given is None else _matched(box, is_image, given[key], what)
@@ -85,18 +89,24 @@ def _channels_last(shape: Shape) -> Shape:
 
 
 def _assumed(key: str, box: Box, is_image: bool, stack: int, what: str) -> ObservationSpec:
-    shape = _channels_last(box.shape) if is_image else box.shape
-    low, high = (_bounds(bound, is_image) for bound in (box.low, box.high))
+    """Return what an unknown environment gives: what the policy saw, but uint8 images turned back."""
+    # Stable-Baselines3 turns round nothing but uint8 images; others have channels first in the environment itself.
+    turned = is_image and box.is_image
+    shape = _channels_last(box.shape) if turned else box.shape
+    low, high = (_bounds(bound, turned) for bound in (box.low, box.high))
     if not is_image and _stacked_bounds(box):
         low = high = None
     spec = ObservationSpec(key=key, shape=shape, dtype=box.dtype, low=low, high=high)
     if stack == 1:
         return spec
-    if not shape or shape[-1] % stack:
+    axis = 0 if is_image and not turned else -1
+    if not shape or shape[axis] % stack:
         raise UsageError(f"{what}: {stack} frames do not divide observation {key!r} of shape {shape}")
     if low is None or high is None or len(low) != 1 or len(high) != 1:
         low = high = None
-    return replace(spec, shape=(*shape[:-1], shape[-1] // stack), stack=stack, low=low, high=high)
+    frame = list(shape)
+    frame[axis] //= stack
+    return replace(spec, shape=tuple(frame), stack=stack, low=low, high=high)
 
 
 def _matched(box: Box, is_image: bool, given: ObservationSpec, what: str) -> ObservationSpec:
@@ -140,9 +150,9 @@ def _stacked_bounds(box: Box) -> bool:
     )
 
 
-def _bounds(bound: NDArray[Any], is_image: bool) -> tuple[float, ...] | None:
+def _bounds(bound: NDArray[Any], turned: bool) -> tuple[float, ...] | None:
     values = as_floats(bound)
-    flat = (np.moveaxis(values, 0, -1) if is_image else values).ravel()
+    flat = (np.moveaxis(values, 0, -1) if turned else values).ravel()
     if not np.isfinite(flat).all():
         return None
     return (float(flat[0]),) if (flat == flat[0]).all() else tuple(flat.tolist())
@@ -188,7 +198,7 @@ def _laid_out(seen: Seen, statistics: Statistics, what: str) -> tuple[tuple[floa
         if seen.spec.shape != seen.shape:
             raise UnsupportedModel(
                 f"{what}: statistics per pixel of {seen.spec.key!r}, whose environment has other axes than the network",
-                hint="let the environment give rows, columns, channels, unstacked",
+                hint="name the environment with --env; it must give rows, columns, channels, unstacked",
             )
         arrays = [np.moveaxis(values, 0, -1) for values in arrays]
     offset, scale = (tuple(values.ravel().tolist()) for values in arrays)
