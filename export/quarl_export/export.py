@@ -100,7 +100,7 @@ def export_policy(
     policy.snapshot.check_finite()
     options = options or ExportOptions()
     source = import_checkpoint(policy)
-    if options.scheme != SchemeOptions() or options.recalibrate:
+    if options.scheme != SchemeOptions() or options.recalibrate or options.center_q:
         return export_imported(source, model, options=options, data=data)
     file = read_policy(int8_bytes(policy))
     errors = _parity(policy, file)

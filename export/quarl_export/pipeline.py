@@ -13,6 +13,7 @@ import quarl_export
 from quarl_device.errors import ModelFileError, UsageError
 from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
 from quarl_export.calibration import CalibrationData, RangeRule, with_input_normalizer
+from quarl_export.centering import centered_q
 from quarl_export.checks.agreement import golden_tolerance_lsb
 from quarl_export.checks.report import CheckResult, refuse_failed
 from quarl_export.checks.run import checks_after, checks_before
@@ -41,12 +42,14 @@ class ExportOptions:
         rule: how ranges follow from observations.
         recalibrate: find ranges from observations although training has found some.
         force: write a file whose checks fail; its provenance then names them.
+        center_q: take the mean over actions out of Q values: see `centering`.
     """
 
     scheme: SchemeOptions = field(default_factory=SchemeOptions)
     rule: RangeRule = field(default_factory=RangeRule)
     recalibrate: bool = False
     force: bool = False
+    center_q: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,6 +130,7 @@ def build_file(
         UsageError: options or observations that do not fit the policy, or none where they are needed.
         ConversionError, PatchError, NonFiniteError: the policy cannot be made into a right file, forced or not.
     """
+    source = centered_q(source) if options.center_q else source
     check_layers(source, options.scheme)
     ready = prepare(source, options, data)
     judged = judging(ready.policy, ready.held_out, ready.ranges or {})
@@ -213,6 +217,7 @@ def _provenance(source: ImportedPolicy, options: ExportOptions, ready: Prepared)
         "per_channel": scheme.per_channel,
         "keep_float": sorted(scheme.keep_float),
         "runtime": scheme.runtime,
+        "center_q": options.center_q,
         "ranges": dict(ready.found_by),
     }
     return {**source.provenance, "quarl_export": quarl_export.__version__, "export": made}

@@ -53,6 +53,9 @@ def export(
         None
     ),
     head: Annotated[str, typer.Option(help="What outputs mean: q_values, logits, action or gaussian.")] = "",
+    center_q: Annotated[
+        bool, typer.Option("--center-q", help="Take the mean over actions out of Q values: finer steps, same actions.")
+    ] = False,
     report_into: Annotated[
         Path | None, typer.Option("--report", help="Write an HTML page against float into this directory.")
     ] = None,
@@ -94,6 +97,7 @@ def export(
         rule=RangeRule(kind=range_rule, percentile=percentile),  # type: ignore[arg-type]
         recalibrate=bool(calibrate),
         force=force,
+        center_q=center_q,
     )
     with hint_where_none(
         f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo", LearnerError

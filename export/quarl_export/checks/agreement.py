@@ -12,7 +12,8 @@ from quarl_export.checks.report import CheckResult
 from quarl_export.checks.subject import Float32, Subject
 from quarl_export.ir import PolicyGraph
 
-MIN_AGREEMENT = 0.9
+# Returns were the same at 82 % (TD3 on Pendulum, a steep tanh) and lower at 48 % (DQN on CartPole, Q values near 100).
+MIN_AGREEMENT = 0.75
 MAX_REGRET = 0.05
 MAX_ACTION_ERROR = 0.05
 # Mean error in mean output. float16 keeps 11 bits, int16x8 and dynamic lose theirs in int8 weights.
@@ -100,13 +101,15 @@ def check_actions(subject: Subject) -> tuple[CheckResult, CheckResult]:
         mean = float(errors.mean())
         told = f"actions are {mean:.2%} of their range off on average, {errors.max():.2%} at most"
     share = float(agree.mean())
+    coarse = share < MIN_AGREEMENT and subject.contract.head.kind == "q_values"
+    hint = "; finer are --center-q, --per-channel, or --keep-float of the last layers" if coarse else ""
     return (
         CheckResult(
             code="Q10",
             passed=share >= MIN_AGREEMENT or not subject.recorded,
             value=round(share, 5),
             limit=MIN_AGREEMENT,
-            message=f"{what} in {share:.1%}, {subject.judged_on}",
+            message=f"{what} in {share:.1%}, {subject.judged_on}" + hint,
         ),
         CheckResult(
             code="Q11",

@@ -11,7 +11,7 @@
 | Q07 | float | an integer file computes nothing in float but its ends and what was to be kept so |
 | Q08 | custom | no operator needs a delegate or TensorFlow's own kernels |
 | Q09 | parity | the file computes what its reference computes, to the tolerance of its architecture |
-| Q10 | actions | greedy actions are those of the float policy on 90 % of held-out observations |
+| Q10 | actions | greedy actions are those of the float policy on 75 % of held-out observations |
 | Q11 | regret | what other actions cost is small: Q gap, or error of a continuous action |
 | Q12 | loads | the file is read, linted and self-tested as a device does it |
 """
