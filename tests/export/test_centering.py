@@ -16,8 +16,8 @@ from quarl_export.pipeline import ExportOptions, build_file
 def near_a_hundred():
     """Q values of 100 and more that differ by a few tenths."""
     policy = mlp()
-    policy.weights["q/kernel"][:] *= 0.1
-    policy.weights["q/bias"][:] *= 0.1
+    policy.weights["q/kernel"][:] *= 0.02
+    policy.weights["q/bias"][:] *= 0.02
     policy.weights["q/bias"][:] += 100.0
     return policy
 

@@ -101,7 +101,7 @@ def check_actions(subject: Subject) -> tuple[CheckResult, CheckResult]:
         mean = float(errors.mean())
         told = f"actions are {mean:.2%} of their range off on average, {errors.max():.2%} at most"
     share = float(agree.mean())
-    coarse = share < MIN_AGREEMENT and subject.contract.head.kind == "q_values"
+    coarse = (share < MIN_AGREEMENT or mean > limit) and subject.contract.head.kind == "q_values"
     hint = "; finer are --center-q, --per-channel, or --keep-float of the last layers" if coarse else ""
     return (
         CheckResult(
@@ -116,7 +116,7 @@ def check_actions(subject: Subject) -> tuple[CheckResult, CheckResult]:
             passed=mean <= limit or not subject.recorded,
             value=round(mean, 6),
             limit=limit,
-            message=f"{told}, {subject.judged_on}",
+            message=f"{told}, {subject.judged_on}" + hint,
         ),
     )
 
