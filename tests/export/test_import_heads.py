@@ -284,6 +284,21 @@ def test_a_source_that_answers_otherwise_is_noticed(answer, error):
         assemble(source, ImportOptions())
 
 
+@pytest.mark.parametrize("shift", [np.inf, np.nan, 1e300])
+def test_a_normaliser_without_a_float32_value_is_refused_by_name(shift):
+    source = network(lambda b: {"out": dense(b, "d", b.affine("n", "x", 1.0, shift), 2)}, x=(4,))
+    with pytest.raises(NonFiniteError, match="normaliser of input 'x'"):
+        assemble(source, ImportOptions())
+
+
+def test_weights_that_float32_does_not_hold_are_refused_by_name():
+    def make(builder):
+        return {"out": builder.affine("huge", dense(builder, "d", "x", 2), 1e300, 0.0)}
+
+    with pytest.raises(NonFiniteError, match="d/kernel"):
+        assemble(network(make, x=(4,)), ImportOptions())
+
+
 def test_compared_observations_look_like_the_environments():
     rows = random_observations(pixel_policy(), rows=200)
     assert rows["image"].dtype == np.uint8

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
-from quarl_device.errors import UnsupportedModel
+from quarl_device.errors import NonFiniteError, UnsupportedModel
 from quarl_export.importers.equality import TOLERANCE, Finish, largest_difference, softmax
 from quarl_export.importers.heads import (
     HeadChoice,
@@ -60,6 +60,7 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
     specs = bind_inputs(folded.inputs, source.dtypes, observations, options)
     acted, notes = _action(acting, folded, action, choice, options)
     for role, (scale, shift) in folded.output_affines.items():
+        _check_finite(f"the scaling of output {role!r}", scale, shift)
         finish[role] = _affine(scale, shift)
     contract = PolicyContract(
         env_id=options.env_id,
@@ -166,15 +167,22 @@ def _normalizer(folded: Folded, specs: Mapping[str, ObservationSpec]) -> Normali
     for name, (scale, shift) in folded.normalizers.items():
         # y = x * scale + shift = (x - offset) * scale
         offset = np.where(scale == 0, 0.0, -shift / np.where(scale == 0, 1.0, scale))
+        _check_finite(f"the normaliser of input {name!r}", offset, scale)
         offsets[specs[name].key], scales[specs[name].key] = _values(offset), _values(scale)
     return Normalizer(where="graph", offset=offsets, scale=scales)
 
 
+def _check_finite(what: str, *arrays: Float64) -> None:
+    limit = np.finfo(np.float32).max
+    if not all(bool((np.abs(array) <= limit).all()) for array in arrays):
+        raise NonFiniteError(f"{what} holds NaN, Inf, or a number that float32 does not have")
+
+
 def _values(array: Float64) -> tuple[float, ...]:
     """Return the elements flattened; of an image that is scaled evenly, one value."""
-    flat = array.ravel()
+    flat = array.ravel() + 0.0  # no negative zeros
     even = array.ndim > 1 and bool((flat == flat[0]).all())
-    return (float(flat[0]),) if even else tuple((flat + 0.0).tolist())
+    return (float(flat[0]),) if even else tuple(flat.tolist())
 
 
 def _head(choice: HeadChoice, options: ImportOptions) -> Head:

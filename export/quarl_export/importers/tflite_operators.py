@@ -86,7 +86,8 @@ class _Lowering:
             tensor = self._graph.tensors[index]
             if tensor.dtype not in ("float32", "float16", *_INDICES):
                 raise UnsupportedModel(f"constant {tensor.name[:80]!r} is {tensor.dtype}")
-            self._constants[index] = np.asarray(self._graph.constant(tensor), np.float64)
+            with np.errstate(invalid="ignore"):  # NaN is refused by name where the policy is made
+                self._constants[index] = np.asarray(self._graph.constant(tensor), np.float64)
         return self._constants[index]
 
     def add(self, operator: Operator) -> None:

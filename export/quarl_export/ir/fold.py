@@ -109,10 +109,13 @@ class _Folding:
             next(rule for rule in rules if any(rule(affine) for affine in affines))
         state = self._state
         layers = tuple(step for step in state.steps.values() if isinstance(step, Layer))
+        names = [name for layer in layers for name in layer.weight_names()]
+        with np.errstate(over="ignore"):  # what becomes Inf is refused by name where the policy is made
+            weights = {name: state.weights[name].astype(np.float32) for name in names}
         return Folded(
             inputs=state.inputs,
             layers=layers,
-            weights={name: state.weights[name].astype(np.float32) for one in layers for name in one.weight_names()},
+            weights=weights,
             outputs=state.outputs,
             normalizers=state.normalizers,
             output_affines=state.output_affines,
