@@ -48,7 +48,7 @@ def activation_quantization(low: float, high: float) -> Quantization:
     if not low <= 0.0 <= high or high <= low:
         raise PatchError(f"range [{low}, {high}] is empty or does not include zero")
     scale = (high - low) / 255.0
-    return Quantization(scale=scale, zero_point=int(np.clip(np.rint(-128.0 - low / scale), -128, 127)))
+    return Quantization(scale=scale, zero_point=max(-128, min(127, round(-128.0 - low / scale))))
 
 
 def weight_limit(kernel: Float32, *, floor: float) -> np.float32:
@@ -57,7 +57,16 @@ def weight_limit(kernel: Float32, *, floor: float) -> np.float32:
     Raises:
         PatchError: it is beyond what the steps below can compute in float32.
     """
-    limit = np.float32(np.maximum(np.maximum(kernel.max(), -kernel.min()), np.float32(floor)))
+    return checked_limit(np.maximum(kernel.max(), -kernel.min()), floor=floor)
+
+
+def checked_limit(magnitude: np.float32, *, floor: float) -> np.float32:
+    """Return `weight_limit` of a kernel whose largest magnitude is known.
+
+    Raises:
+        PatchError: it is beyond what the steps below can compute in float32.
+    """
+    limit = np.float32(max(float(magnitude), float(np.float32(floor))))
     if not limit <= _MAX_WEIGHT:
         raise PatchError(f"weights of up to {limit:.3g} cannot be quantized")
     return limit
@@ -167,8 +176,9 @@ def quantize_bias(bias: Float32, scale: float | NDArray[np.float64]) -> NDArray[
     Raises:
         PatchError: a step does not fit int32: the layer's input or kernel is so small that its bias drowns it.
     """
-    steps = np.rint(bias.astype(np.float64) / scale)
-    if np.abs(steps).max(initial=0.0) > _INT32_MAX:
+    steps = bias / np.float64(scale)
+    np.rint(steps, out=steps)
+    if max(steps.max(initial=0.0), -steps.min(initial=0.0)) > _INT32_MAX:
         raise PatchError(f"a bias of {float(np.abs(bias).max()):.3g} does not fit int32 at scale {np.min(scale):.3g}")
     return steps
 

@@ -18,8 +18,9 @@ def difference(patched: bytes, converted: bytes) -> str:
     """Return the first difference between two models, or "" where every operator and tensor is the same.
 
     Names, metadata, the order of tensors, and constants that are shared in one file and separate in the other do not
-    count. Nor does what the converter leaves out for particular values and a template has to keep: a bias of zeros, a
-    subtraction of zeros, a multiplication by ones.
+    count. Nor does what the converter makes of particular values and a template cannot: it leaves out a bias of zeros,
+    a subtraction of zeros, a multiplication by ones, and all but one of operators that compute the same; and a kernel
+    that two layers share gets a scale per channel, which is no difference where those are all the same.
     """
     left, right = view(patched), view(converted)
     rows, others = _rows(left), _rows(right)
@@ -35,16 +36,19 @@ def _rows(graph: GraphView) -> list[tuple[Any, ...]]:
     """Describe each operator by its operands' content; intermediate tensors are numbered as they appear."""
     numbers: dict[int, int] = {index: place for place, index in enumerate(graph.inputs)}
     rows: list[tuple[Any, ...]] = []
+    places: dict[tuple[Any, ...], int] = {}
     for operator in graph.operators:
         if _is_neutral(graph, operator):
             numbers[operator.outputs[0]] = numbers[operator.inputs[0]]
             continue
         operands = [_describe(graph.tensors[i], numbers.get(i)) for i in operator.inputs if i >= 0]
         operands = [operand for operand in operands if operand is not None]
-        for index in operator.outputs:
-            numbers[index] = 1000 + len(rows)
-        results = [_describe(graph.tensors[i], numbers[i]) for i in operator.outputs]
-        rows.append((operator.name, operator.version, operator.options, tuple(operands), tuple(results)))
+        results = [_describe(graph.tensors[i], -1) for i in operator.outputs]
+        row = (operator.name, operator.version, operator.options, tuple(operands), tuple(results))
+        if row not in places:
+            places[row] = len(rows)
+            rows.append(row)
+        numbers.update({index: 1000 * places[row] + place + 1000 for place, index in enumerate(operator.outputs)})
     rows.append(("OUTPUTS", tuple(numbers[index] for index in graph.outputs)))
     return rows
 
@@ -60,8 +64,10 @@ def _describe(tensor: TensorView, number: int | None) -> tuple[Any, ...] | None:
     if tensor.data is not None and tensor.data.dtype == np.int32 and not tensor.data.any():
         return None  # a bias of zeros is as good as none
     content = number if tensor.data is None else hashlib.sha256(tensor.data.tobytes()).hexdigest()
-    scale = None if tensor.scale is None else tuple(tensor.scale.tolist())
-    zero_point = None if tensor.zero_point is None else tuple(tensor.zero_point.tolist())
+    scale, zero_point = (
+        None if values is None else tuple(values[:1] if (values == values[0]).all() else values)
+        for values in (tensor.scale, tensor.zero_point)
+    )
     return (str(np.dtype(tensor.dtype)), tensor.shape, scale, zero_point, content)
 
 

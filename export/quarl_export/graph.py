@@ -80,6 +80,18 @@ def view(model: bytes | bytearray) -> GraphView:
     )
 
 
+def operator_version(model: bytearray, name: str) -> NDArray[np.int32] | None:
+    """Return a view ``[1]`` on the version that `model` asks for all its operators `name`; `None` where that is 1."""
+    root = schema.Model.GetRootAsModel(model, 0)
+    for place in range(root.OperatorCodesLength()):
+        code = root.OperatorCodes(place)
+        if _code_name(code) == name:
+            table = code._tab
+            field = table.Offset(8)  # slot 2 of the schema's OperatorCode
+            return np.frombuffer(model, "<i4", count=1, offset=table.Pos + field) if field else None
+    return None
+
+
 def signature(model: bytes) -> tuple[dict[str, int], dict[str, int]]:
     """Return the tensor indices of the model's single signature: inputs and outputs by name."""
     definition = schema.Model.GetRootAsModel(model, 0).SignatureDefs(0)
@@ -166,16 +178,20 @@ def _tensor(root: Any, subgraph: Any, index: int) -> TensorView:
 
 def _operator(root: Any, operator: Any) -> OperatorView:
     code = root.OperatorCodes(operator.OpcodeIndex())
-    builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
     options = _options(operator)
     return OperatorView(
-        name=_OPERATOR_NAMES.get(builtin, str(builtin)),
+        name=_code_name(code),
         version=code.Version(),
         activation=int(dict(options).get("fusedActivationFunction", 0)),
         options=options,
         inputs=tuple(int(operator.Inputs(i)) for i in range(operator.InputsLength())),
         outputs=tuple(int(operator.Outputs(i)) for i in range(operator.OutputsLength())),
     )
+
+
+def _code_name(code: Any) -> str:
+    builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+    return str(_OPERATOR_NAMES.get(builtin, builtin))
 
 
 def _options(operator: Any) -> tuple[tuple[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,10 @@ from quarl_export.arithmetic import (
     Float32,
     bias_floor,
     channel_scales,
+    checked_limit,
     quantize_bias,
     quantize_channels,
     quantize_kernel,
-    weight_limit,
     weight_scale,
 )
 from quarl_export.ir.layers import Layer
@@ -87,18 +88,23 @@ def layer_scales(
         NonFiniteError: NaN or Inf in either.
         PatchError: a weight is beyond what can be quantized.
     """
-    if bias is not None and not np.isfinite(np.abs(bias).max(initial=0.0)):
+    if bias is not None and not _is_finite(bias):
         raise NonFiniteError(f"policy: {layer.name}/bias holds NaN or Inf")
     bits = options.weight_bits
     if has_one_scale(layer, options):
-        floor = max(options.min_weight_range, bias_floor(bias, input_scale, bits=bits))
-        _check_finite(layer, np.maximum(kernel.max(), -kernel.min()))
-        limit = weight_limit(kernel, floor=floor)
+        floor = options.min_weight_range
+        if options.bias_opens_weights:
+            floor = max(floor, bias_floor(bias, input_scale, bits=bits))
+        magnitude = np.maximum(kernel.max(), -kernel.min())
+        if not math.isfinite(magnitude):
+            raise NonFiniteError(f"policy: {layer.name}/kernel holds NaN or Inf")
+        limit = checked_limit(magnitude, floor=floor)
         scale = np.array([weight_scale(limit, bits=bits)])
         return LayerScales(kernel=scale, bias=scale * input_scale, limit=limit)
     rows = as_rows(layer, kernel)
     limits = np.maximum(rows.max(axis=0), -rows.min(axis=0))
-    _check_finite(layer, limits)
+    if not np.isfinite(limits).all():
+        raise NonFiniteError(f"policy: {layer.name}/kernel holds NaN or Inf")
     scales, bias_scales = channel_scales(limits, bias, input_scale, bits=bits)
     return LayerScales(kernel=scales, bias=bias_scales, limit=None)
 
@@ -151,6 +157,6 @@ def _scratch(scratch: Scratch, shape: tuple[int, ...], use: Any) -> NDArray[Any]
     return scratch[shape, use]
 
 
-def _check_finite(layer: Layer, limits: Any) -> None:
-    if not np.isfinite(limits).all():
-        raise NonFiniteError(f"policy: {layer.name}/kernel holds NaN or Inf")
+def _is_finite(array: Float32) -> bool:
+    # Extremes show NaN and Inf alike, without a temporary.
+    return math.isfinite(array.max(initial=0.0)) and math.isfinite(array.min(initial=0.0))

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from quarl_export.arithmetic import snap_bias, weight_limit, weight_scale
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
+from quarl_export.qat_graph import range_quantizations
 from quarl_export.quantizers import MIN_WEIGHT_RANGE
-from quarl_export.sites import range_quantizations
 from quarl_export.snapshot import PolicySnapshot, for_export
 
 Float32 = NDArray[np.float32]

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer
-from quarl_device.errors import ConversionError, UsageError
+from quarl_device.errors import ConversionError
 from quarl_export.converter import convert_model
 from quarl_export.graph import repack, signature
 from quarl_export.ir.layers import WEIGHTED, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, ImportedPolicy, PolicyGraph
 from quarl_export.keras2 import keras, tf
-from quarl_export.kernels import layer_scales
-from quarl_export.patch.values import PolicyValues, clip_bound, normalizer_arrays
-from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
+from quarl_export.kernels import layer_scales, snapped
+from quarl_export.patch.values import PolicyValues, clip_bound, has_equal_kernels, normalizer_arrays
+from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, is_whole, plan_ranges
 
 Float32 = NDArray[np.float32]
 
@@ -75,24 +75,30 @@ def build_planned(plan: RangePlan, values: PolicyValues, *, quantize_weights: bo
 def convert_quantized(
     policy: ImportedPolicy, ranges: Mapping[str, Range], *, options: QuantizationOptions | None = None
 ) -> bytes:
-    """Return `policy` as an int8 file by TensorFlow's converter; inputs are named by key, outputs by role.
+    """Return `policy` as an int8 file; inputs are named by key, outputs by role.
+
+    TensorFlow's converter makes it, except where that cannot: it knows no fewer than 8 bits and merges layers that have
+    the same kernel. Those values are patched into a conversion of others (`quarl_export.template`).
 
     Args:
         policy: network, weights and normaliser.
         ranges: at least one per site of `RangePlan.sites`.
-        options: default: float32 ends, one scale per dense layer. Fewer than 8 bits are not the converter's.
+        options: default: float32 ends, one scale per dense layer.
 
     Raises:
         ConversionError: TensorFlow could not convert it.
         UsageError: a range is missing, or `options` does not fit the graph.
         NonFiniteError: a range is NaN or Inf.
-        PatchError: a weight is beyond what can be quantized.
+        PatchError: a weight is beyond what can be quantized, or the network cannot be patched and would have to be.
     """
-    options = options or QuantizationOptions()
-    if (options.weight_bits, options.activation_bits) != (8, 8):
-        raise UsageError("the converter has no grid of fewer than 8 bits: patch a template instead")
-    plan = plan_ranges(policy.graph, options, normalizer=policy.contract.normalizer)
-    return convert_planned(plan, policy_values(policy, plan, ranges))
+    plan = plan_ranges(policy.graph, options or QuantizationOptions(), normalizer=policy.contract.normalizer)
+    values = policy_values(policy, plan, ranges)
+    if is_whole(plan.options) and not has_equal_kernels(values, plan):
+        return convert_planned(plan, values)
+    from quarl_export.patch.builder import build_writer  # which builds on this module
+
+    shapes = {key: scale.shape for key, (_, scale) in values.normalizer.items()}
+    return build_writer(plan, shapes, verify=True).write(values)
 
 
 def policy_values(policy: ImportedPolicy, plan: RangePlan, ranges: Mapping[str, Range]) -> PolicyValues:
@@ -200,13 +206,9 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         (names,), (_, _, limits) = self._names, self._policy
         arrays = [self._arrays_of_graph[names.index(name)] for name in layer.weight_names()]
         if layer.name in limits:
-            limit = limits[layer.name]
+            limit, bits = limits[layer.name], self._plan.options.weight_bits
             arrays[0] = tf.quantization.fake_quant_with_min_max_vars(
-                arrays[0],
-                tf.constant(-limit),
-                tf.constant(limit),
-                num_bits=self._plan.options.weight_bits,
-                narrow_range=True,
+                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=bits, narrow_range=True
             )
         return arrays
 
@@ -224,6 +226,24 @@ def _limits(plan: RangePlan, weights: Mapping[str, Float32], ranges: Mapping[str
             if scales.limit is not None:
                 limits[layer.name] = scales.limit
     return limits
+
+
+def snapped_weights(plan: RangePlan, values: PolicyValues) -> dict[str, Float32]:
+    """Return the weights as the file applies them: on their grids, biases too.
+
+    `build_quantized` with them and ``quantize_weights=False`` agrees with the file in every step of a dense network's
+    output, on kernels that round as it does.
+    """
+    quantizations = plan.quantizations(plan.effective(values.ranges))
+    weights = dict(values.weights)
+    for layer in plan.graph.layers:
+        if layer.kind in WEIGHTED and layer.name not in plan.floats:
+            kernel, bias = f"{layer.name}/kernel", f"{layer.name}/bias"
+            scale = quantizations[str(plan.read_as(layer.inputs[0]))].scale
+            weights[kernel], found = snapped(layer, weights[kernel], weights.get(bias), scale, options=plan.options)
+            if found is not None:
+                weights[bias] = found
+    return weights
 
 
 def _windows(layer: Layer) -> dict[str, Any]:

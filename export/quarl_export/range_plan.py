@@ -6,6 +6,7 @@ three kernels fix theirs, and everything that enters a concatenation has to be o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +23,8 @@ from quarl_export.ir.policy_graph import FIXED_RANGES, SAME_RANGE, PolicyGraph
 Range = tuple[float, float]
 IoType = Literal["float32", "int8", "uint8"]
 
-MIN_RANGE_WIDTH = 1e-6
-"""A range that is narrower is opened: the converter makes nonsense of an empty one."""
+MIN_RANGE_WIDTH = 2e-6
+"""A range that is narrower is opened: the converter would open one below 1e-6 in a way of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class QuantizationOptions:
         weight_bits: 2-8; fewer than 8 are stored in int8.
         activation_bits: 2-8, of ReLU layers; inputs, heads and everything else keep 8. Fewer than 8 need LiteRT 2 with
             XNNPACK: older kernels round differently, and a half step is then a whole level.
+        bias_opens_weights: a bias that would not fit int32 opens the range of its kernel, as the converter does per
+            channel; otherwise it is refused.
         min_weight_range: kernels quantized per layer whose largest magnitude is below are quantized as if it were this.
     """
 
@@ -48,6 +51,7 @@ class QuantizationOptions:
     weight_bits: int = 8
     activation_bits: int = 8
     min_weight_range: float = 1e-6
+    bias_opens_weights: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep_float", frozenset(self.keep_float))
@@ -58,6 +62,11 @@ class QuantizationOptions:
                 raise UsageError(f"{bits} {name} bits: expected 2-8")
         if not 0.0 < self.min_weight_range < 1.0:
             raise UsageError(f"smallest weight range {self.min_weight_range} is not in (0, 1)")
+
+
+def is_whole(options: QuantizationOptions) -> bool:
+    """Whether weights and activations have the 8 bits that the converter knows."""
+    return (options.weight_bits, options.activation_bits) == (8, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +147,9 @@ class RangePlan:
         for site in self.sites:
             if site not in ranges:
                 raise UsageError(f"no range for {site!r}: calibrate, or take it from training")
-            low, high = (float(np.float32(end)) for end in ranges[site])
-            if not (np.isfinite(low) and np.isfinite(high)):
+            low, high = ranges[site]
+            low, high = float(np.float32(low)), float(np.float32(high))
+            if not (math.isfinite(low) and math.isfinite(high)):
                 raise NonFiniteError(f"policy: range of {site!r} is ({low}, {high})")
             if low > high:
                 raise UsageError(f"range of {site!r} is ({low}, {high}): the low end is above the high one")

@@ -19,16 +19,15 @@ from quarl_device.errors import ConversionError, PatchError, UsageError
 from quarl_device.policy_file import METADATA_NAME, encode_metadata
 from quarl_export.compare import difference
 from quarl_export.golden import run_goldens
-from quarl_export.graph import repack, view
+from quarl_export.graph import repack
 from quarl_export.ir import ImportedPolicy, PolicyGraph
-from quarl_export.patch.places import find_places
-from quarl_export.patch.values import NormalizerArrays, PolicyValues, fingerprint, normalizer_arrays, probe
+from quarl_export.patch.builder import build_writer
+from quarl_export.patch.values import NormalizerArrays, PolicyValues, normalizer_arrays, untied
 from quarl_export.patch.writer import Writer
-from quarl_export.quantized import convert_planned, end_names
-from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
+from quarl_export.quantized import convert_planned
+from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, is_whole, plan_ranges
 
 Float32 = NDArray[np.float32]
-_PROBE_SEED = 7
 
 
 class Template:
@@ -77,7 +76,7 @@ class Template:
         try:
             writer = build_writer(plan, {key: scale.shape for key, (_, scale) in arrays.items()}, verify=verify)
         except PatchError as error:
-            if (options.weight_bits, options.activation_bits) != (8, 8):
+            if not is_whole(options):
                 raise
             return cls(plan, arrays, reason=str(error))
         return cls(plan, arrays, writer=writer)
@@ -127,23 +126,6 @@ class Template:
         arrays = normalizer_arrays(policy.contract.normalizer, self._plan) if self.options.io == "float32" else {}
         return self.patch(policy.weights, policy.ranges if ranges is None else ranges, normalizer=arrays)
 
-    def convert(
-        self,
-        weights: Mapping[str, Float32],
-        ranges: Mapping[str, Range],
-        *,
-        normalizer: NormalizerArrays | None = None,
-    ) -> bytes:
-        """Return what TensorFlow's converter makes of these values: what `patch` must equal. Takes a second or more.
-
-        Raises:
-            ConversionError: it could not convert them, or the options ask for fewer than 8 bits.
-            PatchError, UsageError, NonFiniteError: as `patch`.
-        """
-        if (self.options.weight_bits, self.options.activation_bits) != (8, 8):
-            raise ConversionError("the converter has no grid of fewer than 8 bits to compare with")
-        return convert_planned(self._plan, self._values(weights, ranges, normalizer))
-
     def audit(
         self,
         weights: Mapping[str, Float32],
@@ -153,11 +135,18 @@ class Template:
     ) -> str:
         """Patch and convert these values; return the first difference, "" where there is none.
 
+        Where two layers have the same kernel both are done with kernels that differ a little (see
+        `quarl_export.patch.values.untied`).
+
         Raises:
-            ConversionError, PatchError, UsageError, NonFiniteError: as `convert`.
+            ConversionError: TensorFlow could not convert them, or the options ask for fewer than 8 bits.
+            PatchError, UsageError, NonFiniteError: as `patch`.
         """
-        patched = self.patch(weights, ranges, normalizer=normalizer)
-        return difference(patched, self.convert(weights, ranges, normalizer=normalizer))
+        if not is_whole(self.options):
+            raise ConversionError("the converter has no grid of fewer than 8 bits to compare with")
+        values = untied(self._values(weights, ranges, normalizer), self._plan)
+        patched = self.patch(values.weights, values.ranges, normalizer=normalizer)
+        return difference(patched, convert_planned(self._plan, values))
 
     def with_metadata(self, entries: Mapping[str, bytes]) -> Template:
         """Return a template whose files carry these metadata entries."""
@@ -214,31 +203,6 @@ class Template:
 
     def _with_metadata(self, model: bytes) -> bytes:
         return repack(model, metadata=self._metadata) if self._metadata else model
-
-
-def build_writer(plan: RangePlan, normalizer_shapes: Mapping[str, tuple[int, ...]], *, verify: bool) -> Writer:
-    """Convert a fingerprint, find its values, and hold a patch of other values against their conversion.
-
-    Raises:
-        ConversionError: TensorFlow could not convert the network.
-        PatchError: the converted file is not explained by the policy, or a patched file differs from a converted.
-    """
-    whole = dataclasses.replace(plan, options=dataclasses.replace(plan.options, weight_bits=8, activation_bits=8))
-    values = fingerprint(whole, normalizer_shapes)
-    model = convert_planned(whole, values)
-    graph = view(model)
-    places = find_places(graph, whole, values)
-    names = {tensor.index: f"tensor_{tensor.index}" for tensor in graph.tensors}
-    names.update(places.names(graph))
-    names.update(end_names(model, plan.graph))
-    model = repack(model, names=names)
-    if verify:
-        writer = Writer(model, plan=whole, places=places, normalizer_shapes=normalizer_shapes)
-        values = probe(whole, normalizer_shapes, seed=_PROBE_SEED)
-        found = difference(writer.write(values), convert_planned(whole, values))
-        if found:
-            raise PatchError(f"a patched file differs from a converted one: {found}")
-    return Writer(model, plan=plan, places=places, normalizer_shapes=normalizer_shapes)
 
 
 def graph_difference(one: PolicyGraph, other: PolicyGraph) -> str:

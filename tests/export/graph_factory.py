@@ -9,12 +9,12 @@ import numpy as np
 
 from quarl_device.contract import ActionSpec, Head, HeadKind, Normalizer, ObservationSpec, PolicyContract
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
-from quarl_export.ir.layers import ACTIVATIONS, WEIGHTED
+from quarl_export.ir.layers import WEIGHTED
 from quarl_export.ir.reference import run_graph
 
 
 class Build:
-    """Adds layers one by one; every method returns the new layer's name."""
+    """Adds layers one by one; every method returns the name of the layer that it ends with."""
 
     def __init__(self, **inputs: tuple[int, ...]) -> None:
         self.inputs = tuple(GraphInput(key=key, shape=shape) for key, shape in inputs.items())
@@ -122,5 +122,126 @@ def two_inputs() -> PolicyGraph:
     return build.graph({"mean": build.dense(trunk, 2), "log_std": build.dense(trunk, 2, "tanh")})
 
 
-__all__ = ["ACTIVATIONS", "Build", "cnn", "dueling", "make_policy", "mlp", "observed_ranges", "random_inputs",
-           "random_weights", "two_inputs"]  # fmt: skip
+class _Random:
+    """Draws a network in which every kind of layer and of joint may appear."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        keys = ["image", "state", "other"][: self.size(1, 3)]
+        rng = self.rng
+        shapes = {
+            key: (self.size(5, 10), self.size(5, 10), self.size(1, 3))
+            if key == "image" and rng.random() < 0.7
+            else (self.size(1, 7),)
+            for key in keys
+        }
+        self.build = Build(**shapes)
+
+    def size(self, low: int, high: int) -> int:
+        return int(self.rng.integers(low, high + 1))
+
+    def one_of(self, *choices: Any) -> Any:
+        return choices[self.size(0, len(choices) - 1)]
+
+    def activation(self) -> str:
+        return str(self.one_of("relu", "relu", "relu6", "tanh", "sigmoid", ""))
+
+    def seen(self, name: str) -> str:
+        """An image becomes a vector."""
+        for _ in range(self.size(0, 3)):
+            rows, columns, _channels = self.build.shapes[name]
+            window = (self.size(1, min(3, rows)), self.size(1, min(3, columns)))
+            strides = (self.size(1, 2), self.size(1, 2))
+            settings = {"strides": strides, "padding": self.one_of("same", "valid")}
+            kind = self.one_of("conv", "conv", "depthwise", "max_pool2d", "average_pool2d")
+            settings["bias"] = self.one_of(True, True, False)
+            if kind == "conv":
+                name = self.build.conv(name, self.size(1, 6), self.activation(), window=window, **settings)
+            elif kind == "depthwise":
+                # TensorFlow knows depthwise convolutions of equal strides alone.
+                settings["strides"] = (strides[0],) * 2
+                name = self.build.depthwise(name, self.size(1, 2), self.activation(), window=window, **settings)
+            else:
+                del settings["bias"]
+                name = self.build.add(kind, name, pool_size=window, **settings)
+        return self.build.add(self.one_of("flatten", "flatten", "global_average_pool2d"), name)
+
+    def hidden(self, name: str) -> str:
+        return self.build.dense(name, self.size(1, 12), self.activation(), bias=self.one_of(True, True, False))
+
+    def joined(self, names: list[str]) -> str:
+        name = names[0]
+        for other in names[1:]:
+            if self.one_of(True, False):
+                name = self.build.add("concatenate", name, other)
+            else:
+                units = self.size(1, 6)
+                sides = [self.build.dense(side, units, self.one_of("", "tanh", "relu")) for side in (name, other)]
+                name = self.build.add(self.one_of("add", "subtract", "multiply"), *sides)
+                if self.one_of(True, False):
+                    name = self.build.add(self.one_of("relu", "relu6"), name)
+        return name
+
+    def head(self, trunk: str, units: int) -> str:
+        kind = self.one_of("plain", "plain", "dueling", "gated", "residual")
+        if kind == "dueling":
+            advantage = self.build.dense(trunk, units)
+            centred = self.build.add("subtract", advantage, self.build.add("mean", advantage))
+            return self.build.add("add", centred, self.build.dense(trunk, 1))
+        if kind == "gated":
+            gate = self.build.dense(trunk, units, "sigmoid")
+            return self.build.add("multiply", self.build.dense(trunk, units), gate)
+        if kind == "residual":
+            width = self.build.shapes[trunk][0]
+            trunk = self.build.add("add", trunk, self.build.dense(trunk, width))
+        return self.build.dense(trunk, units, self.one_of("", "", "tanh", "sigmoid", "softmax"))
+
+    def graph(self) -> PolicyGraph:
+        vectors = [self.seen(item.key) if len(item.shape) == 3 else item.key for item in self.build.inputs]
+        trunk = self.joined(vectors)
+        for _ in range(self.size(0, 2)):
+            trunk = self.hidden(trunk)
+        outputs = {"mean": self.head(trunk, self.size(1, 5)), "log_std": self.head(trunk, self.size(1, 3))}
+        return self.build.graph(outputs)
+
+
+def random_graph(seed: int) -> PolicyGraph:
+    return _Random(seed).graph()
+
+
+VALUE_KINDS = ("trained", "zero kernels", "zero biases", "equal values", "huge", "tiny", "symmetric ranges",
+               "empty ranges", "big biases", "one dead unit", "mixed scales")  # fmt: skip
+
+
+def shaped_values(graph: PolicyGraph, kind: str, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Weights and ranges bent to one of the corners in which converters take shortcuts."""
+    rng = np.random.default_rng(seed)
+    weights = random_weights(graph, seed)
+    ranges = observed_ranges(graph, weights, seed)
+    kernels = [name for name in weights if name.endswith("kernel")]
+    biases = [name for name in weights if name.endswith("bias")]
+    if kind == "zero kernels":
+        weights |= {name: np.zeros_like(weights[name]) for name in kernels if rng.random() < 0.6}
+    elif kind == "zero biases":
+        weights |= {name: np.zeros_like(weights[name]) for name in biases}
+    elif kind == "equal values":
+        weights |= {name: np.full_like(weights[name], 0.125) for name in weights}
+    elif kind in ("huge", "tiny"):
+        factor = np.float32(1e6 if kind == "huge" else 1e-5)
+        weights = {name: array * factor for name, array in weights.items()}
+        ranges = {name: (low * float(factor), high * float(factor)) for name, (low, high) in ranges.items()}
+    elif kind == "symmetric ranges":
+        ranges = {name: (-max(-low, high), max(-low, high)) for name, (low, high) in ranges.items()}
+    elif kind == "empty ranges":
+        ranges = {name: (0.0, 0.0) if rng.random() < 0.3 else found for name, found in ranges.items()}
+    elif kind == "big biases":
+        weights |= {name: weights[name] * np.float32(1e8) for name in biases}
+    elif kind == "one dead unit":
+        for name in kernels:
+            weights[name] = weights[name].copy()
+            weights[name][..., -1] = 0.0
+    elif kind == "mixed scales":
+        for name in kernels:
+            spread = 10.0 ** rng.uniform(-9, 3, weights[name].shape[-1])
+            weights[name] = (weights[name] * spread).astype(np.float32)
+    return weights, ranges

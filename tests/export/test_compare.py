@@ -36,11 +36,11 @@ def add(array: np.ndarray, amount: float) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda t: add(t["kernel_1"].data, 1),
-        lambda t: add(t["bias_0"].data, 1),
-        lambda t: add(t["kernel_0"].scale, 1e-6),
-        lambda t: add(t["activation_1"].scale, 1e-6),
-        lambda t: add(t["activation_0"].zero_point, 1),
+        lambda t: add(t["hidden_1/kernel"].data, 1),
+        lambda t: add(t["hidden_0/bias"].data, 1),
+        lambda t: add(t["hidden_0/kernel"].scale, 1e-6),
+        lambda t: add(t["relu_0"].scale, 1e-6),
+        lambda t: add(t["relu_1"].zero_point, 1),
     ],
     ids=["weight", "bias", "weight scale", "range scale", "zero point"],
 )
@@ -55,7 +55,7 @@ def test_bias_of_zeros_is_as_good_as_none(patcher, spec):
     zeros = dataclasses.replace(snapshot, biases=tuple(np.zeros_like(b) for b in snapshot.biases))
     model, other = patcher.patch(snapshot), patcher.patch(zeros)
     assert difference(model, other) != ""
-    tiny = changed(other, lambda t: add(t["bias_2"].data, 1))
+    tiny = changed(other, lambda t: add(t["q_values/bias"].data, 1))
     assert difference(other, tiny) != ""
 
 

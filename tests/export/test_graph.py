@@ -10,9 +10,9 @@ from quarl_export.graph import output_scale, repack, view
 
 def test_views_write_into_a_bytearray(patcher):
     buffer = bytearray(patcher.data)
-    tensor = next(t for t in view(buffer).tensors if t.name == "kernel_0")
+    tensor = next(t for t in view(buffer).tensors if t.name == "hidden_0/kernel")
     tensor.data[...] = 7
-    again = next(t for t in view(bytes(buffer)).tensors if t.name == "kernel_0")
+    again = next(t for t in view(bytes(buffer)).tensors if t.name == "hidden_0/kernel")
     assert (again.data == 7).all()
     assert not again.data.flags.writeable
 

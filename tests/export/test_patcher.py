@@ -17,8 +17,7 @@ from quarl_export.compare import difference
 from quarl_export.converter import convert, convert_snapshot
 from quarl_export.graph import view
 from quarl_export.patcher import Patcher
-from quarl_export.qat import QatPolicy
-from quarl_export.sites import find_sites, fingerprint
+from quarl_export.qat_graph import snapshot_values, values_snapshot
 from quarl_export.snapshot import PolicySnapshot, for_export
 
 _PATCHERS: dict[object, Patcher] = {}
@@ -188,21 +187,13 @@ def test_weights_beyond_float32_arithmetic_are_refused(patcher, spec):
         patcher.patch(dataclasses.replace(good, kernels=(good.kernels[0] * np.float32(1e38), *good.kernels[1:])))
 
 
-def test_a_value_with_two_places_is_refused(spec):
-    snapshot = fingerprint(spec, normalized=False)
-    twice = dataclasses.replace(snapshot, ranges=np.tile(snapshot.ranges[:1], (3, 1)))
-    policy = QatPolicy(spec)
-    policy.restore(twice)
-    with pytest.raises(PatchError):
-        find_sites(view(convert(policy)), snapshot)
-
-
-def test_a_tensor_that_nothing_explains_is_refused(spec):
-    snapshot = fingerprint(spec, normalized=False)
-    policy = QatPolicy(spec)
-    policy.restore(dataclasses.replace(snapshot, biases=(snapshot.biases[0] * 2, *snapshot.biases[1:])))
-    with pytest.raises(PatchError, match="bias"):
-        find_sites(view(convert(policy)), snapshot)
+def test_snapshots_and_values_of_the_graph_are_the_same_thing(spec):
+    for normalized in (False, True):
+        snapshot = random_snapshot(spec, seed=8, normalized=normalized)
+        again = values_snapshot(spec, snapshot_values(spec, snapshot))
+        for name, array in snapshot.arrays().items():
+            if name != "range_updates":
+                np.testing.assert_array_equal(again.arrays()[name], array)
 
 
 def test_patching_is_far_faster_than_converting(policy, spec):

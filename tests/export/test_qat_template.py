@@ -130,4 +130,4 @@ def test_no_biases_snapped_no_agreement(policy):
 
 def test_kernels_are_named_for_readers(template):
     names = {tensor.name for tensor in view(template.data).tensors}
-    assert {"kernel_0", "bias_2", "offset", "scale", "observation", "q_values", "activation_1"} <= names
+    assert {"hidden_0/kernel", "q_values/bias", "observation/offset", "observation", "relu_1"} <= names

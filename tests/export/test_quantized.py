@@ -155,8 +155,6 @@ def test_what_cannot_be_is_refused():
     graph = mlp(8)
     policy = make_policy(graph)
     ranges = observed_ranges(graph, policy.weights)
-    with pytest.raises(UsageError, match="8 bits"):
-        convert_quantized(policy, ranges, options=QuantizationOptions(weight_bits=4))
     with pytest.raises(UsageError, match="no range for 'relu_1'"):
         convert_quantized(policy, {key: value for key, value in ranges.items() if key != "relu_1"})
     with pytest.raises(NonFiniteError):

@@ -1,4 +1,4 @@
-"""Everything that a patch writes: the values of one policy, and two kinds of invented ones to find and to verify with."""
+"""What a patch writes: the values of one policy, and invented ones to find places and to verify with."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def normalizer_arrays(normalizer: Normalizer, plan: RangePlan) -> dict[str, tupl
 
 
 def clip_bound(scale: Float32, clip: float) -> Float32:
-    """Return what to clip to before the scale is multiplied with, so that the product is within plus or minus `clip`."""
+    """Return what to clip to before the scale is multiplied with, for a product within plus or minus `clip`."""
     largest = np.finfo(np.float32).max
     with np.errstate(divide="ignore", over="ignore"):
         return np.minimum(np.float32(clip) / np.abs(scale), largest).astype(np.float32)
@@ -81,6 +81,31 @@ def check_values(values: PolicyValues, plan: RangePlan, normalizer_shapes: Mappi
     for key, arrays in values.normalizer.items():
         if not all(np.isfinite(array).all() for array in arrays):
             raise NonFiniteError(f"policy: normaliser of {key!r} holds NaN or Inf")
+
+
+def untied(values: PolicyValues, plan: RangePlan) -> PolicyValues:
+    """Return `values` in which no two kernels are the same, changed as little as that takes.
+
+    The converter keeps one of two equal kernels and then quantizes it per channel; two equal layers on one input it
+    merges, and leaves them in float if their ranges differ. A patched file keeps them apart, so there is nothing to
+    compare it with.
+    """
+    seen: dict[bytes, int] = {}
+    weights = dict(values.weights)
+    for layer in plan.graph.layers:
+        name = f"{layer.name}/kernel"
+        if name in weights:
+            content = weights[name].tobytes()
+            times = seen[content] = seen.get(content, -1) + 1
+            if times:
+                weights[name] = weights[name] + np.float32(1e-3 * times) * (1 + np.abs(weights[name]).max(initial=0.0))
+    return PolicyValues(weights=weights, ranges=values.ranges, normalizer=values.normalizer)
+
+
+def has_equal_kernels(values: PolicyValues, plan: RangePlan) -> bool:
+    """Whether `untied` would change anything."""
+    changed = untied(values, plan).weights
+    return any(changed[name] is not array for name, array in values.weights.items())
 
 
 def fingerprint(plan: RangePlan, normalizer_shapes: Mapping[str, tuple[int, ...]]) -> PolicyValues:

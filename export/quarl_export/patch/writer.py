@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import NonFiniteError, PatchError
-from quarl_export.arithmetic import quantize_bias
-from quarl_export.graph import GraphView, TensorView, repack, view
+from quarl_export.arithmetic import Quantization, quantize_bias
+from quarl_export.graph import GraphView, TensorView, operator_version, repack, view
 from quarl_export.ir.layers import Layer
 from quarl_export.kernels import Scratch, as_channels, layer_scales, write_kernel
 from quarl_export.patch.places import LayerPlace, Places, float_layout
@@ -61,6 +61,8 @@ class Writer:
         ]
         self._layers = [_layer_views(graph, place) for place in places.layers]
         self._floats = {name: _data(graph.tensors[index]) for name, index in places.floats.items()}
+        self._multiply = operator_version(self._buffer, "MUL")
+        self._products = _products(plan)
         self._normalizer = {
             key: [_data(graph.tensors[index]) for index in indices] for key, indices in places.normalizer.items()
         }
@@ -97,6 +99,8 @@ class Writer:
         for layer in self._layers:
             self._write_layer(layer, values.weights, quantizations[layer.place.source].scale)
         self._write_floats(values)
+        if self._multiply is not None and self._products:
+            self._multiply[0] = 3 if any(_is_steep(names, quantizations) for names in self._products) else 2
         return self.data
 
     def _write_layer(self, views: _LayerViews, weights: Mapping[str, NDArray[np.float32]], input_scale: float) -> None:
@@ -129,6 +133,23 @@ class Writer:
                 arrays += [bound, -bound]
             for target, array in zip(targets, arrays, strict=True):
                 target[...] = array.reshape(target.shape)
+
+
+def _products(plan: RangePlan) -> list[tuple[str, str, str]]:
+    """Return the sites of both inputs and the output of every int8 multiplication."""
+    found = []
+    for layer in plan.graph.layers:
+        if layer.kind == "multiply" and layer.name not in plan.floats:
+            names = (*layer.inputs, plan.graph.fused.get(layer.name, layer.name))
+            one, other, result = (str(plan.read_as(name)) for name in names)
+            found.append((one, other, result))
+    return found
+
+
+def _is_steep(sites: tuple[str, str, str], quantizations: Mapping[str, Quantization]) -> bool:
+    """Whether one step of the product is more than one of the output, which takes version 3 of the kernel."""
+    one, other, result = (np.float32(quantizations[site].scale) for site in sites)
+    return bool(one * other / result >= 1.0)
 
 
 def _quantization_views(tensor: TensorView) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:

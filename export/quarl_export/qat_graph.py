@@ -1,0 +1,88 @@
+"""A network in quantization-aware training, seen as a policy graph: what patches and reports of any network take."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quarl_export.arithmetic import Quantization, activation_quantization
+from quarl_export.ir import GraphInput, Layer, PolicyGraph
+from quarl_export.ir.layers import Shape
+from quarl_export.networks import NetworkSpec
+from quarl_export.patch.values import PolicyValues
+from quarl_export.quantizers import MIN_WEIGHT_RANGE
+from quarl_export.range_plan import QuantizationOptions, RangePlan
+from quarl_export.snapshot import PolicySnapshot
+
+QAT_OPTIONS = QuantizationOptions(min_weight_range=MIN_WEIGHT_RANGE, bias_opens_weights=False)
+"""Quantizes a kernel exactly as training's fake quant does."""
+
+
+def spec_graph(spec: NetworkSpec) -> PolicyGraph:
+    """Return the network of `spec` behind its normaliser: "hidden_<n>", "relu_<n>" and, last, the head's name."""
+    key = spec.observations[0].key
+    layers: list[Layer] = []
+    source = key
+    for index in range(len(spec.hidden)):
+        layers.append(Layer(name=f"hidden_{index}", kind="dense", inputs=(source,)))
+        source = f"relu_{index}"
+        layers.append(Layer(name=source, kind="relu", inputs=(f"hidden_{index}",)))
+    layers.append(Layer(name=spec.head, kind="dense", inputs=(source,)))
+    shapes: dict[str, Shape] = {}
+    for name, shape in zip(dense_names(spec), spec.kernel_shapes, strict=True):
+        shapes |= {f"{name}/kernel": shape, f"{name}/bias": shape[-1:]}
+    inputs = (GraphInput(key=key, shape=(spec.observation_size,)),)
+    return PolicyGraph(inputs=inputs, layers=tuple(layers), outputs={spec.head: spec.head}, weight_shapes=shapes)
+
+
+def spec_plan(spec: NetworkSpec) -> RangePlan:
+    """Return where the ranges of `spec` are carried."""
+    return RangePlan(graph=spec_graph(spec), options=QAT_OPTIONS)
+
+
+def dense_names(spec: NetworkSpec) -> list[str]:
+    """Return the names of the dense layers, in the order of a snapshot's kernels."""
+    return [*(f"hidden_{index}" for index in range(len(spec.hidden))), spec.head]
+
+
+def snapshot_values(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicyValues:
+    """Return `snapshot` as the values of `spec_graph`; arrays are not copied."""
+    weights = {}
+    for name, kernel, bias in zip(dense_names(spec), snapshot.kernels, snapshot.biases, strict=True):
+        weights[f"{name}/kernel"], weights[f"{name}/bias"] = kernel, bias
+    key = spec.observations[0].key
+    sites = [key, *(f"relu_{index}" for index in range(len(spec.hidden))), spec.head]
+    found = [*snapshot.ranges.tolist(), snapshot.head_range.tolist()]
+    normalizer = {}
+    if snapshot.offset is not None and snapshot.scale is not None:
+        normalizer[key] = (snapshot.offset, snapshot.scale)
+    ranges = {site: (low, high) for site, (low, high) in zip(sites, found, strict=True)}
+    return PolicyValues(weights=weights, ranges=ranges, normalizer=normalizer)
+
+
+def values_snapshot(spec: NetworkSpec, values: PolicyValues) -> PolicySnapshot:
+    """Return the values of `spec_graph` as a snapshot: the inverse of `snapshot_values`."""
+    names, ranges = dense_names(spec), np.array(list(values.ranges.values()), np.float32)
+    offset, scale = values.normalizer.get(spec.observations[0].key, (None, None))
+    return PolicySnapshot(
+        kernels=tuple(values.weights[f"{name}/kernel"] for name in names),
+        biases=tuple(values.weights[f"{name}/bias"] for name in names),
+        ranges=ranges[:-1],
+        range_updates=np.ones(len(ranges) - 1, np.float32),
+        head_range=ranges[-1],
+        offset=offset,
+        scale=scale,
+    )
+
+
+def range_quantizations(snapshot: PolicySnapshot) -> list[Quantization]:
+    """Return the quantization of every range of `snapshot`, the head's last.
+
+    Raises:
+        PatchError: a range is empty or does not include zero.
+    """
+    return [activation_quantization(low, high) for low, high in (*snapshot.ranges.tolist(), snapshot.head_range)]
+
+
+def normalizer_shapes(spec: NetworkSpec, *, normalized: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shape of offset and scale by observation key."""
+    return {spec.observations[0].key: (spec.observation_size,)} if normalized else {}
