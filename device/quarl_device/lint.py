@@ -31,8 +31,8 @@ _ITEM_BYTES: Mapping[str, int] = {
     "int16": 2,
     "bool": 1,
 }
-# Two primes: no dimension of a model can equal both, so what fits both does not fit by chance.
-_BATCHES = (7919, 7907)
+# A prime over MAX_TENSOR_ELEMENTS: no dimension equals it, so what fits so many rows does not fit by chance.
+_MANY_ROWS = 16_777_259
 
 
 def check_runnable(graph: Graph) -> None:
@@ -72,11 +72,6 @@ def takes_batches(graph: Graph, batch_size: int) -> bool:
     activations = sum(_bytes(tensor) for tensor in graph.tensors if not tensor.size)
     if activations * batch_size > MAX_ACTIVATION_BYTES:
         return False
-    return all(_fits_rows(graph, rows) for rows in _BATCHES)
-
-
-def _fits_rows(graph: Graph, rows: int) -> bool:
-    """Return whether every operator gives `rows` rows for as many."""
     tensors = list(graph.tensors)
     for operator in graph.operators:
         _keep_constant(operator, tensors)
@@ -85,7 +80,7 @@ def _fits_rows(graph: Graph, rows: int) -> bool:
             continue
         if not tensor.shape or tensor.shape[0] != 1:
             return False
-        tensors[tensor.index] = replace(tensor, shape=(rows, *tensor.shape[1:]))
+        tensors[tensor.index] = replace(tensor, shape=(_MANY_ROWS, *tensor.shape[1:]))
     for operator in graph.operators:
         inputs = [tensors[n] if n >= 0 else None for n in operator.inputs]
         output = tensors[operator.outputs[0]]

@@ -256,3 +256,15 @@ def test_a_channel_first_image_is_turned():
     """Stable-Baselines3 gives [channels, rows, columns], TFLite takes channels last."""
     assert bind(spec={"shape": (3, 4, 5)}, shape=(1, 4, 5, 3)).layout == "channels_last"
     assert bind(spec={"shape": (4, 4, 4)}, shape=(1, 4, 4, 4)).layout == "joined"
+
+
+@pytest.mark.parametrize("stored", ["float32", "int8"])
+def test_a_batch_of_channel_first_images(stored):
+    spec = ObservationSpec(key="observation", shape=(3, 4, 5), dtype="uint8")
+    scale = {} if stored == "float32" else {"scale": 1.0, "zero_point": -128}
+    binding = InputBinding(spec=spec, shape=(4, 5, 3), dtype=np.dtype(stored), layout="channels_last", **scale)
+    images, filler = frames_of((3, 4, 5), 6), Filler(binding, batch_size=6)
+    filler.fill(images)
+    wanted = np.moveaxis(images.astype(np.int16), 1, -1) + scale.get("zero_point", 0)
+    np.testing.assert_array_equal(filler.buffer, wanted)
+    np.testing.assert_array_equal(to_tensor(binding, images), wanted)
