@@ -4,7 +4,8 @@ import pytest
 from inspect_factory import REPORTS, changed, graph, ints, operator, quantization, single, tensor
 
 from quarl_device.flatbuffer import read_graph
-from quarl_device.inspect.edge_tpu import CACHE_BYTES, CODES, judge
+from quarl_device.inspect.edge_tpu import CACHE_BYTES, judge
+from quarl_device.inspect.edge_tpu_findings import CODES
 
 
 def verdict_of(name):

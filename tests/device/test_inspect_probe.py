@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 import pytest
-from inspect_factory import DATA, changed, deadly_runtime, without_weights
+from inspect_factory import DATA, REPORTS, changed, deadly_runtime, without_weights
+from tflite_environment import run_there
 
 from quarl_device.inspect import probe as probing
 from quarl_device.inspect.probe import probe
@@ -91,3 +92,26 @@ def test_the_child_answers_even_for_an_import_that_fails(monkeypatch, capsys):
 
 def test_tflite_runtime_with_numpy_2_says_so():
     assert "numpy<2" in probing._run_once("tflite_runtime.interpreter", MODEL)
+
+
+INSPECT_THERE = """
+import json, sys
+from pathlib import Path
+from quarl_device.inspect.model import inspect_path
+rows = {}
+for name in sys.argv[1:]:
+    data = inspect_path(Path(name)).to_json()
+    rows[Path(name).stem] = next(row for row in data["runtimes"] if row["runtime"] == "tflite-runtime")
+print(json.dumps(rows))
+"""
+
+
+def test_row_9_the_table_says_what_tflite_runtime_itself_says():
+    """Every file, by the table of operator versions and by loading it in tflite-runtime 2.14 for real."""
+    paths = sorted(REPORTS.glob("*.tflite"))
+    rows = run_there(INSPECT_THERE, *paths)
+    assert {row["installed"] for row in rows.values()} == {"2.14.0"}
+    for name, row in rows.items():
+        assert row["loads_by_table"] is row["loads_here"], (name, row)
+    assert "version '12'" in rows["dynamic"]["detail"]
+    assert sum(not row["loads_here"] for row in rows.values()) == 1

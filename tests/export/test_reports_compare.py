@@ -1,5 +1,6 @@
 """Two files of one network compared: figures that are right, actions by the contract, findings that say something."""
 
+import dataclasses
 import json
 import math
 
@@ -7,14 +8,16 @@ import numpy as np
 import pytest
 from report_pairs import DATA, PAIRS, compared, pair
 
-from quarl_device.contract import ActionSpec, Head, ObservationSpec, PolicyContract
+from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
 from quarl_device.errors import ContractError, ModelFileError, UsageError
-from quarl_device.flatbuffer import read_graph
+from quarl_device.flatbuffer import Tensor, read_graph
 from quarl_device.policy_file import METADATA_NAME
+from quarl_device.preprocess import bind_inputs, to_tensor
 from quarl_export.graph import repack
 from quarl_export.reports import compare_files
 from quarl_export.reports.acting import actions, agreement
-from quarl_export.reports.running import TracedFile, quantize
+from quarl_export.reports.running import TracedFile
+from quarl_export.reports.saturation import InputMeter
 from quarl_export.reports.side import read_side, side_of
 from quarl_export.reports.text import render_text
 
@@ -106,6 +109,47 @@ def test_observations_outside_of_the_range_are_counted_by_dimension(tmp_path):
     assert "dimension 2" in finding.message
 
 
+def clipping_at(side, limit):
+    normalizer = Normalizer(where="device", offset={"state": (0.0,)}, scale={"state": (1.0,)}, clip=limit)
+    return dataclasses.replace(side, contract=dataclasses.replace(side.contract, normalizer=normalizer))
+
+
+def test_what_the_contract_clips_is_no_saturation():
+    """VecNormalize clips observations; an int8 input does it by its range."""
+    rows = np.full((4, 5), 3.0, np.float32)
+    side = read_side(pair("arm")[1])
+    clipping = clipping_at(side, 2.0)
+    shares = []
+    for each in (side, clipping):
+        file, meter = TracedFile(each), InputMeter(each)
+        for row in range(4):
+            meter.add(file, file.run({"state": rows}, row))
+        shares.append(meter.result()[0].share)
+    assert shares == [1.0, 0.0]
+
+
+def test_what_the_float_graph_clips_is_none_either():
+    """A file that normalises in its graph says so there alone: MAXIMUM and MINIMUM before the first layer."""
+    left, right = (read_side(path) for path in pair("qat"))
+    limit = np.array([1.5], "<f4").tobytes()
+    [source] = left.inputs
+    size = len(left.graph.tensors)
+    bound = Tensor(index=size, name="limit", shape=(1,), shape_signature=(1,), dtype="float32", quantization=None,
+                   buffer=99, start=len(left.data), size=4, plain=True)  # fmt: skip
+    cut = dataclasses.replace(left.graph.operators[0], name="MINIMUM", inputs=(source, size))
+    graph = dataclasses.replace(
+        left.graph, data=left.data + limit, tensors=(*left.graph.tensors, bound), operators=(cut,)
+    )
+    file = TracedFile(right)
+    rows = {"observation": np.full((1, 4), 100.0, np.float32)}
+    shares = []
+    for reference in (left, dataclasses.replace(left, graph=graph)):
+        meter = InputMeter(right, reference)
+        meter.add(file, file.run(rows, 0))
+        shares.append(meter.result()[0].share)
+    assert shares == [1.0, 0.0]
+
+
 def test_the_way_onto_the_input_grid_is_the_first_layer():
     """Rounding the observation is the first error of all; its largest is half a step where nothing is clipped."""
     for name in ("dueling", "qat", "arm", "pixels"):
@@ -137,15 +181,19 @@ def test_saturation_of_an_int8_input_is_counted_before_the_device_clips():
     assert entering["state"][0] == 9.0
 
 
-@pytest.mark.parametrize(("value", "stored"), [(0.25, 1), (-0.25, -1), (0.2, 0), (100.0, 127), (-100.0, -128)])
-def test_rounding_is_tflites(value, stored):
-    """Halves away from zero, clipped, never wrapped."""
-    side = read_side(pair("arm")[1])
-    tensor = side.graph.tensors[side.inputs[0]]
-    half = type(tensor)(
-        **{**vars(tensor), "quantization": type(tensor.quantization)(
-            scales=np.array([0.5], np.float32), zero_points=np.array([0]), axis=0)})  # fmt: skip
-    assert quantize(np.array([value], np.float32), half).tolist() == [stored]
+def test_a_file_is_fed_what_the_device_feeds_it():
+    for name in ("pixels", "arm", "qat"):
+        side = read_side(pair(name)[1])
+        golden = side.golden.observations
+        file = TracedFile(side)
+        file.run(golden, 1)
+        [binding] = bind_inputs(side.contract, side.graph)
+        fed = to_tensor(binding, golden[binding.spec.key][1:2])
+        assert np.array_equal(file.stored(side.inputs[0]), fed.ravel())
+        [role] = side.contract.head.outputs
+        [output] = side.graph.outputs
+        lsb = side.golden.lsb[role]
+        assert file.output(output) == pytest.approx(side.golden.outputs[role][1].ravel(), abs=1.01 * lsb)
 
 
 def discrete():
@@ -188,7 +236,8 @@ def test_agreement_of_box_actions_is_within_a_hundredth_of_the_range():
     mine, its = np.array([[0.0], [0.0]]), np.array([[0.039], [0.041]])
     found = agreement(box("action"), {"action": mine}, {"action": its})
     assert found.agrees == (True, False)
-    assert found.gap_max == pytest.approx(0.041)
+    assert found.gap_max == pytest.approx(0.041, abs=1e-6)
+    assert "range apart" in found.gap
 
 
 def test_a_box_without_ends_is_measured_by_what_the_float_file_does():

@@ -24,7 +24,7 @@ def test_arrays_by_key(tmp_path):
     found = from_archive(path, BOTH)
     assert found.rows == 5
     assert found.recorded
-    assert found.arrays["image"].shape == (5, 2, 2, 2)
+    assert found.arrays["image"].shape == (5, 2, 2, 2, 1)
     assert "seen.npz" in found.source
 
 
@@ -141,6 +141,12 @@ def test_playing_another_environment():
         by_playing("CartPole-v1", BOTH, lambda _: 0)
 
 
-def test_stacks_lie_in_the_last_axis():
-    assert stacked_shape(BOTH[1]) == (2, 2, 2)
+def test_stacks_lie_in_front_and_joined_ones_are_taken_apart(tmp_path):
+    assert stacked_shape(BOTH[1]) == (2, 2, 2, 1)
     assert stacked_shape(VECTOR[0]) == (4,)
+    state, frames = np.zeros((3, 3)), np.arange(24).reshape(3, 2, 2, 2, 1)
+    joined = np.concatenate([frames[:, 0], frames[:, 1]], axis=-1)
+    apart = from_archive(saved(tmp_path, state=state, image=frames), BOTH).arrays["image"]
+    together = from_archive(saved(tmp_path, state=state, image=joined), BOTH).arrays["image"]
+    assert np.array_equal(apart, frames)
+    assert np.array_equal(together, frames)

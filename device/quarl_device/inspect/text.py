@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from quarl_device.contract import PolicyContract
 from quarl_device.flatbuffer import Graph, Tensor
-from quarl_device.inspect.edge_tpu import EdgeTpuVerdict, Finding
+from quarl_device.inspect.edge_tpu import EdgeTpuVerdict
+from quarl_device.inspect.edge_tpu_findings import Finding
 from quarl_device.inspect.model import Inspection
 from quarl_device.inspect.tensors import fused_activation, grid_range, multiply_adds, shown, type_name
 

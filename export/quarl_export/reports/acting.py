@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quarl_device.contract import PolicyContract
+from quarl_device.heads import BoxHead, bind_outputs
 from quarl_export.reports.structure import Float
 
 BOX_TOLERANCE = 0.01
@@ -28,6 +29,7 @@ class Agreement:
         gap_max: the same, at most.
         gap_relative: discrete: `gap_mean` against the mean spread of a row; box: against the action's range.
         agrees: bool ``[rows]``.
+        gap: what `gap_relative` is a share of, for a sentence that begins with it.
     """
 
     share: float
@@ -37,6 +39,7 @@ class Agreement:
     gap_max: float
     gap_relative: float
     agrees: tuple[bool, ...]
+    gap: str
 
 
 def agreement(contract: PolicyContract, reference: Mapping[str, Float], found: Mapping[str, Float]) -> Agreement:
@@ -66,20 +69,17 @@ def _discrete(reference: Float, found: Float, kind: str) -> Agreement:
         gap_max=float(gaps.max()) if gaps.size else 0.0,
         gap_relative=float(gaps.mean()) / spread if gaps.size and spread > 0 else 0.0,
         agrees=tuple(bool(same) for same in mine == its),
+        gap="of the spread given away",
     )
 
 
 def actions(contract: PolicyContract, outputs: Mapping[str, Float]) -> Float:
     """Return greedy box actions ``[rows, elements]``: squashed, scaled and clipped as on the device."""
-    action = contract.action
-    values = outputs["mean" if contract.head.kind == "gaussian" else contract.head.kind]
-    if contract.head.squash == "tanh":
-        values = np.tanh(values)
-    if action.scale:
-        values = values * np.asarray(action.scale)
-    if action.offset:
-        values = values + np.asarray(action.offset)
-    return np.asarray(np.clip(values, np.asarray(action.low), np.asarray(action.high)))
+    bindings = bind_outputs(contract)
+    results = tuple(np.asarray(outputs[binding.role]) for binding in bindings)
+    rows = len(results[0])
+    head = BoxHead(contract, bindings, shape=(rows, *contract.action.shape))
+    return np.asarray(head.greedy(results if len(results) > 1 else results[0]), np.float64).reshape(rows, -1)
 
 
 def _box(contract: PolicyContract, mine: Float, its: Float) -> Agreement:
@@ -99,6 +99,7 @@ def _box(contract: PolicyContract, mine: Float, its: Float) -> Agreement:
         gap_max=float(apart.max()) if apart.size else 0.0,
         gap_relative=float(relative[~agrees].mean()) if apart.size else 0.0,
         agrees=tuple(bool(same) for same in agrees),
+        gap="of the action's range apart",
     )
 
 

@@ -6,7 +6,7 @@ A chart is drawn about as wide as a phone, so that its text stays readable when 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
@@ -127,9 +127,16 @@ def scatter(reference: NDArray[np.float64], found: NDArray[np.float64], agrees: 
     return _svg(top + side + 36, what, parts)
 
 
-def _points(reference, found, agrees, rows, x, y) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _points(
+    reference: NDArray[np.float64],
+    found: NDArray[np.float64],
+    agrees: Sequence[bool],
+    rows: NDArray[np.intp],
+    x: Callable[[float], float],
+    y: Callable[[float], float],
+) -> list[str]:
     circles, crosses = [], []
-    for row in rows:
+    for row in rows.tolist():
         for mine, its in zip(reference[row], found[row], strict=True):
             px, py = x(float(mine)), y(float(its))
             if agrees[row]:

@@ -206,7 +206,7 @@ def _compare(
     source = right.side if right.side.contract else left.side
     mine, its = (_places(each.side, contract, source) for each in (left, right))
     meter, traced_gap = ErrorMeter(), 0.0
-    inputs = InputMeter(right.side)
+    inputs = InputMeter(right.side, left.side)
     kept: tuple[dict[str, list[Float]], ...] = ({role: [] for role in mine}, {role: [] for role in mine})
     arrays = tuple(_renamed(given.arrays, source, each.side) for each in (left, right))
     for row in range(given.rows):

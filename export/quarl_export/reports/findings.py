@@ -77,7 +77,7 @@ def _acting(acting: Agreement | None) -> Iterator[Finding]:
             code="R02",
             severity="warning",
             message=f"the files act differently on {acting.disagreements} observations ({1 - acting.share:.1%}); "
-            f"there the float file gives {acting.gap_relative:.2%} of its spread for the difference",
+            f"where they do, it is {acting.gap_relative:.2%} {acting.gap}",
             mend="small: near-ties, harmless; large: look for the layer below where the error begins",
         )
 

@@ -29,7 +29,7 @@ class Observations:
     """Rows of observations.
 
     Attributes:
-        arrays: per key ``[rows, *shape]``, stack included in the last axis.
+        arrays: per key ``[rows, *shape]``, with a stack ``[rows, stack, *shape]``.
         source: where they come from, for people.
         recorded: true if the policy would meet such observations: recorded, or played.
     """
@@ -45,10 +45,8 @@ class Observations:
 
 
 def stacked_shape(spec: ObservationSpec) -> tuple[int, ...]:
-    """Return the shape of one observation as it enters the file, with its stack in the last axis."""
-    if spec.stack == 1:
-        return spec.shape
-    return (*spec.shape[:-1], spec.shape[-1] * spec.stack) if spec.shape else (spec.stack,)
+    """Return the shape of one observation with its stack in front, oldest frame first, as on the device."""
+    return spec.shape if spec.stack == 1 else (spec.stack, *spec.shape)
 
 
 def from_archive(path: Path, specs: Sequence[ObservationSpec], *, limit: int = MAX_ROWS) -> Observations:
@@ -98,6 +96,10 @@ def _checked(array: NDArray[Any], spec: ObservationSpec, path: Path) -> NDArray[
         raise UsageError(f"{path}: {spec.key!r} has shape {list(array.shape)}, expected [rows, {_listed(shape)}]")
     if not np.isfinite(array).all():
         raise UsageError(f"{path}: {spec.key!r} holds NaN or Inf")
+    if spec.stack > 1 and spec.shape and array.shape[1:] == (*spec.shape[:-1], spec.shape[-1] * spec.stack):
+        # Joined along the last axis, as frame-stacking wrappers leave it.
+        frames = array.reshape(len(array), *spec.shape[:-1], spec.stack, spec.shape[-1])
+        return np.moveaxis(frames, -2, 1)
     return array.reshape(len(array), *shape)
 
 
@@ -132,7 +134,7 @@ def by_default(side: Side, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> Observ
 def _limits(
     spec: ObservationSpec, normalizer: Normalizer, recorded: NDArray[Any] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return where to draw each element, in the shape of one observation with its stack."""
+    """Return where to draw each element, in the shape of one frame."""
     size = math.prod(spec.shape)
     given_low, given_high = (_spread(bound, size) for bound in (spec.low, spec.high))
     low, high = np.full(size, -_FALLBACK), np.full(size, _FALLBACK)
@@ -148,10 +150,7 @@ def _limits(
     if given_low is not None and given_high is not None:
         fits = np.array([finite_width(a, b) for a, b in zip(given_low, given_high, strict=True)])
         low, high = np.where(fits, given_low, low), np.where(fits, given_high, high)
-    frame_low, frame_high = low.reshape(spec.shape), high.reshape(spec.shape)
-    if spec.stack > 1:
-        frame_low, frame_high = (np.concatenate([np.atleast_1d(x)] * spec.stack, -1) for x in (frame_low, frame_high))
-    return frame_low, frame_high
+    return low.reshape(spec.shape), high.reshape(spec.shape)
 
 
 def _spread(values: Sequence[float] | None, size: int) -> NDArray[np.float64] | None:

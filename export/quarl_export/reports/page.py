@@ -103,7 +103,7 @@ def _head(comparison: Comparison, title: str) -> Iterator[str]:
     yield '<div class="cards">'
     if acting is not None:
         yield _card(f"{acting.share:.1%}", "of actions agree")
-        yield _card(f"{acting.gap_relative:.2%}", "given away where they differ")
+        yield _card(f"{acting.gap_relative:.2%}", f"{acting.gap}, where they differ")
     yield _card(number(comparison.outputs.max_abs_error), "largest output error")
     yield _card(number(comparison.outputs.mean_abs_error), "mean output error")
     yield _card(decibel(comparison.outputs.snr_db), "output signal to noise")

@@ -7,20 +7,20 @@ kernels, the ones that act, and how far the two differ is measured and told.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import Normalizer
+from quarl_device.contract import ObservationSpec
 from quarl_device.errors import ModelFileError, NonFiniteError
 from quarl_device.flatbuffer import Tensor
+from quarl_device.preprocess import InputBinding, bind_inputs, to_tensor
 from quarl_device.runtime import find_runtime
 from quarl_export.reports.side import Side
 from quarl_export.reports.structure import Float, dequantize
-
-_RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
 
 
 class TracedFile:
@@ -30,6 +30,7 @@ class TracedFile:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
         self.side = side
+        self._bindings = _bindings(side)
         tensors = side.graph.tensors
         self._outputs: Mapping[str, NDArray[Any]] = {}
         self._acting = find_runtime("litert").load(
@@ -52,20 +53,21 @@ class TracedFile:
         """Run one row on both.
 
         Args:
-            observations: per key ``[rows, *shape]`` as the environment gives them.
+            observations: per key ``[rows, *shape]`` as the environment gives them, or ``[rows, stack, *shape]``.
             row: which.
 
         Returns:
-            Per observation key, the real values that enter the graph, before any quantization, flattened.
+            Per observation key, the real values that enter the graph, before any quantization, flattened as the tensor
+            lies.
         """
         entering, given = {}, {}
-        normalizer = self.side.contract.normalizer if self.side.contract else Normalizer()
-        for spec, index in zip(self.side.observations, self.side.inputs, strict=True):
-            tensor = self.side.graph.tensors[index]
-            values = _normalized(observations[spec.key][row], spec.key, normalizer)
-            entering[spec.key] = values.astype(np.float64).ravel()
-            given[tensor.name] = quantize(values, tensor).reshape(tensor.shape)
-            self._traced.set_tensor(index, given[tensor.name])
+        for binding, index in zip(self._bindings, self.side.inputs, strict=True):
+            key, name = binding.spec.key, self.side.graph.tensors[index].name
+            frames = observations[key][row : row + 1]
+            in_float = dataclasses.replace(binding, dtype=np.dtype(np.float32), scale=0.0)
+            entering[key] = to_tensor(in_float, frames).astype(np.float64).ravel()
+            given[name] = to_tensor(binding, frames)
+            self._traced.set_tensor(index, given[name])
         self._outputs = self._acting.run(given)
         self._traced.invoke()
         return entering
@@ -90,31 +92,21 @@ class TracedFile:
         return values
 
 
-def _normalized(observation: NDArray[Any], key: str, normalizer: Normalizer) -> NDArray[np.float32]:
-    """Return what the device hands to the file: normalised here only where the contract says "device"."""
-    values = np.asarray(observation, np.float32)
-    if normalizer.where != "device" or key not in normalizer.offset:
-        return values
-    flat = values.reshape(-1)
-    offset, scale = (np.asarray(part[key], np.float32) for part in (normalizer.offset, normalizer.scale))
-    if offset.size not in (1, flat.size):
-        # Constants of one frame, for a stack of them in the last axis.
-        frames = flat.size // offset.size
-        shape = (*values.shape[:-1], values.shape[-1] // frames)
-        offset = np.concatenate([offset.reshape(shape)] * frames, axis=-1).ravel()
-        scale = np.concatenate([scale.reshape(shape)] * frames, axis=-1).ravel()
-    result = (flat - offset) * scale
-    if normalizer.clip:
-        result = np.clip(result, -normalizer.clip, normalizer.clip)
-    return np.asarray(result, np.float32)
+def _bindings(side: Side) -> tuple[InputBinding, ...]:
+    """Return what the device binds observations to; a file without a contract takes them as they are."""
+    if side.contract is not None:
+        return bind_inputs(side.contract, side.graph)
+    return tuple(
+        _binding(spec, side.graph.tensors[index]) for spec, index in zip(side.observations, side.inputs, strict=True)
+    )
 
 
-def quantize(values: NDArray[np.float32], tensor: Tensor) -> NDArray[Any]:
-    """Return `values` in the tensor's type, rounded as TFLite's QUANTIZE does (halves away from zero)."""
-    if tensor.dtype not in _RANGES or tensor.quantization is None:
-        return values.astype(tensor.dtype)
-    scale = np.float32(tensor.quantization.scales[0])
-    steps = values.astype(np.float32) / scale
-    rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps)) + float(tensor.quantization.zero_points[0])
-    low, high = _RANGES[tensor.dtype]
-    return np.asarray(np.clip(rounded, low, high), tensor.dtype)
+def _binding(spec: ObservationSpec, tensor: Tensor) -> InputBinding:
+    quantization = tensor.quantization if tensor.dtype != "float32" else None
+    return InputBinding(
+        spec=spec,
+        shape=tensor.shape[1:],
+        dtype=np.dtype(tensor.dtype),
+        scale=0.0 if quantization is None else float(quantization.scales[0]),
+        zero_point=0 if quantization is None else int(quantization.zero_points[0]),
+    )

@@ -14,7 +14,7 @@ from quarl_device.inspect.tensors import grid_range
 from quarl_export.reports.metrics import ErrorMeter, Errors, GridMeter
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.side import Side
-from quarl_export.reports.structure import Float
+from quarl_export.reports.structure import Float, real_constant
 
 MAX_LISTED = 256
 _PASSES_ON = ("SUB", "ADD", "MUL", "DIV", "MINIMUM", "MAXIMUM", "RESHAPE")
@@ -63,13 +63,18 @@ class InputSaturation:
 
 
 class InputMeter:
-    """Counts what is rounded and clipped where an observation becomes quantized, in the quantized file."""
+    """Counts what is rounded and clipped where an observation becomes quantized, in the quantized file.
 
-    def __init__(self, side: Side) -> None:
+    Args:
+        side: that file.
+        reference: the float file, whose graph says where observations are clipped on purpose.
+    """
+
+    def __init__(self, side: Side, reference: Side | None = None) -> None:
         self._rows = 0
         self._meters = {
-            spec.key: _KeyMeter(spec.key, *_where_quantized(side.graph, index))
-            for spec, index in zip(side.observations, side.inputs, strict=True)
+            spec.key: _KeyMeter(spec.key, *_where_quantized(side.graph, index), clip=_clip(side, reference, place))
+            for place, (spec, index) in enumerate(zip(side.observations, side.inputs, strict=True))
         }
 
     def add(self, file: TracedFile, entering: Mapping[str, Float]) -> None:
@@ -83,8 +88,27 @@ class InputMeter:
         return tuple(meter.result(self._rows) for meter in self._meters.values())
 
 
+def _clip(side: Side, reference: Side | None, place: int) -> float:
+    """Return where the policy clips an observation after normalising it, 0 for nowhere."""
+    if side.contract is not None and side.contract.normalizer.clip:
+        return side.contract.normalizer.clip
+    if reference is None:
+        return 0.0
+    graph, index = reference.graph, reference.inputs[place]
+    for operator in graph.operators:
+        if index not in operator.inputs or operator.name not in _PASSES_ON:
+            continue
+        index = operator.outputs[0]
+        bounds = [real_constant(graph, n) for n in operator.inputs if operator.name == "MINIMUM"]
+        for bound in bounds:
+            if bound is not None and bound.size:
+                return max(0.0, float(bound.max()))
+    return 0.0
+
+
 class _KeyMeter:
-    def __init__(self, key: str, before: int, tensor: Tensor | None) -> None:
+    def __init__(self, key: str, before: int, tensor: Tensor | None, *, clip: float) -> None:
+        self._clip = clip
         self._key, self._before, self._tensor = key, before, tensor
         self._range = None if tensor is None else grid_range(tensor)
         self._errors, self._grid = ErrorMeter(), None
@@ -102,6 +126,9 @@ class _KeyMeter:
         if self._grid is None or self._range is None or self._tensor is None:
             return
         values = entering if self._before < 0 else file.traced(self._before)
+        if self._clip:
+            # What the policy itself cuts off is no loss: an int8 input does it by its range.
+            values = np.clip(values, -self._clip, self._clip)
         low, high = self._range
         # Half a step over an end still rounds onto it.
         slack = self._grid.scale / 2

@@ -28,7 +28,8 @@ _JOINED = {"RELU": "relu", "RELU6": "relu6"}
 _EITHER_ORDER = ("ADD", "MUL", "MAXIMUM", "MINIMUM")
 _OPERATION_WORDS = re.compile(
     r"(MatMul|BiasAdd|Relu6?|Conv2D|depthwise|Tanh|Sigmoid|Softmax|Mean|Add(V2)?|Sub|Mul|ReadVariableOp|MaxPool"
-    r"|AvgPool)[_\d]*|tf\..*|tfl\..*|arith\..*|quant\..*|[Ff]ake_?[Qq]uant.*|Const|network|StatefulPartitionedCall.*",
+    r"|AvgPool|concat|kernel|bias|const|network)[_\d]*"
+    r"|(tf|tfl|arith|quant)\..*|fake_?quant.*|StatefulPartitionedCall.*",
     re.IGNORECASE,
 )
 

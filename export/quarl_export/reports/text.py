@@ -21,7 +21,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     yield ""
     if acting is not None:
         yield f"  action agreement  {acting.share:.2%}  ({acting.rule})"
-        yield f"  where they differ {acting.disagreements} rows, {acting.gap_relative:.2%} of the spread given away, "
+        yield f"  where they differ {acting.disagreements} rows, {acting.gap_relative:.2%} {acting.gap}, "
         yield f"                    {number(acting.gap_mean)} on average, {number(acting.gap_max)} at most"
     yield (
         f"  output error      {number(outputs.max_abs_error)} at most, {number(outputs.mean_abs_error)} on average, "
