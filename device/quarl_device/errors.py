@@ -16,7 +16,8 @@ A code is never renumbered and never reused.
     │   ├── NonFiniteError           15  NaN or Inf in weights, ranges or outputs
     │   ├── UnsupportedModel         16  a layer or a form of model that cannot be imported
     │   ├── SourceMismatch           17  what was read from a model computes otherwise than the model itself
-    │   └── UnsafeSource             18  a model file that would run code of its own, or reach outside of itself
+    │   ├── UnsafeSource             18  a model file that would run code of its own, or reach outside of itself
+    │   └── CheckFailed              19  a file that would be wrong was not written
     ├── EnvironmentFault
     │   ├── UnknownEnvironment       20  no such registered gymnasium id
     │   ├── UnsupportedSpace         21  a space that this algorithm or build does not take
@@ -51,6 +52,9 @@ A code is never renumbered and never reused.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class QuarlError(Exception):
@@ -137,6 +141,20 @@ class UnsafeSource(ModelError):
     """A model file that would run code of its own, or reach outside of itself."""
 
     code = 18
+
+
+class CheckFailed(ModelError):
+    """A check before a file is written did not pass; the message has its code.
+
+    Attributes:
+        checks: JSON entries of all checks that were made.
+    """
+
+    code = 19
+
+    def __init__(self, message: str, *, hint: str = "", checks: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.checks = tuple(checks)
 
 
 class EnvironmentFault(QuarlError):

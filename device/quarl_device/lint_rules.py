@@ -273,6 +273,7 @@ KINDS: Mapping[str, Kind] = {
     "LEAKY_RELU": Kind(rule=_same, options_type=75),
     "GELU": Kind(rule=_same, options_type=116),
     "ELU": Kind(rule=_same, takes=("float32", "int8")),
+    "RSQRT": Kind(rule=_same, takes=("float32",)),
     "QUANTIZE": Kind(rule=_same, options_type=89, gives=_INTEGERS),
     "DEQUANTIZE": Kind(rule=_same, options_type=38, takes=("float16", *_INTEGERS), gives=("float32",)),
 }

@@ -31,7 +31,7 @@ def inspect(
       quarl-edge inspect foreign.tflite --edge-tpu
     """
     inspection = inspect_path(model, load=load)
-    compiled = _compile(model) if edge_tpu else None
+    compiled = compile_where_possible(model) if edge_tpu else None
     if output is Format.JSON:
         data = inspection.to_json()
         if edge_tpu:
@@ -43,7 +43,8 @@ def inspect(
         write_line(compiled[1] if compiled else "edgetpu_compiler is not on the PATH: this is the static check alone")
 
 
-def _compile(model: Path) -> tuple[dict[str, object], str] | None:
+def compile_where_possible(model: Path) -> tuple[dict[str, object], str] | None:
+    """Return what `edgetpu_compiler` says of `model`, as JSON and as text; `None` where it is not on the PATH."""
     require_learner("inspect --edge-tpu")
     from quarl_export.edgetpu import compile_for_edgetpu, find_compiler
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from quarl_device.errors import ModelFileError, QuarlError
+from quarl_device.errors import CheckFailed, ModelFileError, QuarlError
 
 
 class Format(StrEnum):
@@ -87,9 +87,8 @@ def write_error(error: QuarlError, output: Format) -> None:
         return
     # Stdout itself may be what failed.
     with contextlib.suppress(OSError):
-        write_json(
-            {"error": {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}}
-        )
+        told = {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        write_json({"error": told, **({"checks": error.checks} if isinstance(error, CheckFailed) else {})})
 
 
 def write_table(

@@ -41,7 +41,7 @@ def test_the_good_files_have_every_scheme_and_operator():
     """Except those that no exported policy of ours uses."""
     files = [read_graph(path.read_bytes()) for path in DATA.glob("*.tflite")]
     used = {operator.name for graph in files for operator in graph.operators}
-    assert set(lint_rules.KINDS) - used == {"SUM", "RELU6", "LEAKY_RELU", "GELU", "LOG_SOFTMAX"}
+    assert set(lint_rules.KINDS) - used == {"SUM", "RELU6", "LEAKY_RELU", "GELU", "LOG_SOFTMAX", "RSQRT"}
     assert {"float16", "int8", "uint8", "int16", "int64"} <= {t.dtype for graph in files for t in graph.tensors}
 
 
@@ -346,6 +346,7 @@ FITS = [
         (0, 0, 0, 0, 0),
     ),
     ("ELU", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3), "int8"), ()),
+    ("RSQRT", [tensor(0, (1, 1))], tensor(1, (1, 1)), ()),
     ("DEQUANTIZE", [tensor(0, (3,), "float16", values=1)], tensor(1, (3,)), ()),
     ("DEQUANTIZE", [tensor(0, (1, 3), "int16")], tensor(1, (1, 3)), ()),
     ("QUANTIZE", [tensor(0, (1, 3), "int16")], tensor(1, (1, 3), "int8"), ()),
@@ -479,6 +480,7 @@ BROKEN = [
     ),
     ("ADD", [tensor(0, (1, 3), "float16"), tensor(1, (1, 3), "float16")], tensor(2, (1, 3), "float16"), (0, None)),
     ("ELU", [tensor(0, (1, 3), "int16")], tensor(1, (1, 3), "int16"), ()),
+    ("RSQRT", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3), "int8"), ()),
     ("QUANTIZE", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3)), ()),
     ("QUANTIZE", [tensor(0, (1, 3), "float16")], tensor(1, (1, 3), "int8"), ()),
     ("DEQUANTIZE", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3), "int16"), ()),

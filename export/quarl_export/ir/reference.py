@@ -64,6 +64,11 @@ def run_graph(graph: PolicyGraph, weights: Mapping[str, Float32], inputs: Mappin
     return tensors
 
 
+def run_layer(layer: Layer, operands: list[NDArray[Any]], arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return what `layer` gives for `operands` ``[batch, *shape]`` and its `arrays`, in the precision of these."""
+    return np.asarray(_RUN[layer.kind](layer, operands, arrays))
+
+
 def _flat(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape))
 
