@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -20,6 +21,7 @@ from quarl_device.runtime.bench import act_latency
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
 from quarl_export.ir.reference import run_graph
 from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.quantized import convert_quantized
 from quarl_export.range_plan import QuantizationOptions, Range
 from quarl_export.schemes import SchemeOptions
 from quarl_export.template import Template
@@ -155,7 +157,7 @@ def push_speed(
         if number in audits:
             grown += _resident_bytes() - before
             started = time.perf_counter()
-            template.convert(weights, policy.ranges)
+            convert_quantized(dataclasses.replace(policy, weights=weights), policy.ranges, options=template.options)
             convert_ms.append((time.perf_counter() - started) * 1e3)
             differing += bool(template.audit(weights, policy.ranges))
             # What a conversion leaves in memory is not the patches'.

@@ -13,8 +13,7 @@ import typer
 from quarl_device.errors import UsageError
 from quarl_device.files import read_capped
 from quarl_device.wire.limits import MAX_JSON_BYTES
-from quarl_edge.cli.bench import bench
-from quarl_edge.cli.output import Format, keep_examples, write_json, write_line
+from quarl_edge.cli.output import Format, write_json, write_line
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
@@ -41,7 +40,7 @@ def push(
     from quarl_export.bench import push_speed
     from quarl_export.range_plan import QuantizationOptions
 
-    with EpisodeProgress(pushes) as bar:
+    with EpisodeProgress(pushes, what="pushes") as bar:
         speed = push_speed(
             sizes,
             pushes=pushes,
@@ -106,22 +105,22 @@ def schemes(
     require_learner("bench")
     from quarl_edge.scheme_table import SCHEME_COLUMNS, play_source
 
-    rows = []
-    with EpisodeProgress(len(sources) * len(SCHEME_COLUMNS)) as bar:
-        for number, source in enumerate(sources):
-            done = number * len(SCHEME_COLUMNS)
+    rows: list[dict[str, Any]] = []
+    with EpisodeProgress(len(sources) * len(SCHEME_COLUMNS), what="files") as bar:
+        for source in sources:
+            finished = len(rows) * len(SCHEME_COLUMNS)
             found = play_source(
-                source, manifest.parent, episodes=episodes, seed=seed, progress=lambda n, done=done: bar.advance(done + n)
+                source,
+                manifest.parent,
+                episodes=episodes,
+                seed=seed,
+                progress=lambda done, finished=finished: bar.advance(finished + done),  # type: ignore[misc]
             )
             rows.append(found)
             if output is Format.TEXT:
                 write_line(_line(found))
     if output is Format.JSON:
         write_json({"episodes": episodes, "seed": seed, "machine": describe_machine(), "rows": rows})
-
-
-for _command in (push, act, schemes):
-    bench.command(_command.__name__, help=keep_examples(_command))(_command)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -149,5 +148,3 @@ def _line(row: Mapping[str, Any]) -> str:
         shown = cell["error"] if "error" in cell else f"{cell['return_mean']:.1f}"
         cells.append(f"{scheme} {shown}")
     return f"{row['name']} ({row['env']}): " + ", ".join(cells)
-
-
