@@ -136,7 +136,7 @@ def _read_manifest(path: Path) -> list[dict[str, str]]:
         sources = tomllib.loads(data.decode())["source"]
     except (ValueError, KeyError) as error:
         raise UsageError(f"manifest {path} is not TOML with [[source]] tables: {error}") from None
-    for source in sources:
+    for source in sources if isinstance(sources, list) else [sources]:
         if not isinstance(source, dict) or not {"name", "path", "env"} <= set(source) <= _SOURCE_KEYS:
             raise UsageError(f"manifest {path}: a source needs name, path and env, and may have vecnormalize and head")
     return list(sources)
