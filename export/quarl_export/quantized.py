@@ -266,7 +266,8 @@ def _with_bias(tensor: Any, arrays: list[Any]) -> Any:
 
 def _layer_norm(layer: Layer, operands: Sequence[Any], arrays: list[Any]) -> Any:
     (x,) = operands
-    centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+    # A sum, since the converter would compute a mean of int8 values in int8, on their own scale.
+    centred = x - tf.reduce_sum(x, axis=-1, keepdims=True) * np.float32(1.0 / x.shape[-1])
     # Products and RSQRT alone: square, sqrt and division would be three operators more for a device to allow.
     variance = tf.reduce_mean(centred * centred, axis=-1, keepdims=True)
     inverse = tf.math.rsqrt(variance + np.float32(layer.settings.get("epsilon", 1e-3)))
