@@ -33,7 +33,7 @@ _FLOAT_OPERATORS: Mapping[str, frozenset[str]] = {
     "sigmoid": frozenset({"LOGISTIC"}),
     "softmax": frozenset({"SOFTMAX"}),
     "elu": frozenset({"ELU"}),
-    "layer_norm": frozenset({"MEAN", "SUB", "MUL", "ADD", "RSQRT", "SQRT", "DIV", "SQUARED_DIFFERENCE", "SQUARE"}),
+    "layer_norm": frozenset({"SUM", "MEAN", "SUB", "MUL", "ADD", "RSQRT"}),
 }
 
 
