@@ -45,7 +45,7 @@ def check_parity(subject: Subject) -> CheckResult:
     """Q09: the file against the fake-quantized network, or against the float one where nothing has a range."""
     if subject.network is None:
         return _float_parity(subject)
-    reference = subject.network.run(subject.inputs)
+    reference = subject.network.run(subject.network.normalized(subject.observations))
     limit = parity_limit_lsb(subject.policy.graph)
     worst, off = 0.0, 0.0
     for role, values in subject.file_outputs.items():
