@@ -194,14 +194,15 @@ class EpisodeProgress:
 
     Args:
         episodes: how many there will be.
+        what: they are.
     """
 
-    def __init__(self, episodes: int) -> None:
+    def __init__(self, episodes: int, *, what: str = "episodes") -> None:
         from rich.console import Console
         from rich.progress import Progress as Bar
 
         self._bar = Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self._task = self._bar.add_task("episodes", total=episodes)
+        self._task = self._bar.add_task(what, total=episodes)
 
     def __enter__(self) -> EpisodeProgress:
         self._bar.start()

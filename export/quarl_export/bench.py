@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -19,7 +20,10 @@ from quarl_device.runtime import PolicyRuntime
 from quarl_device.runtime.bench import act_latency
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
 from quarl_export.ir.reference import run_graph
+from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.quantized import convert_quantized
 from quarl_export.range_plan import QuantizationOptions, Range
+from quarl_export.schemes import SchemeOptions
 from quarl_export.template import Template
 
 OBSERVATION_SIZE = 8
@@ -153,7 +157,7 @@ def push_speed(
         if number in audits:
             grown += _resident_bytes() - before
             started = time.perf_counter()
-            template.convert(weights, policy.ranges)
+            convert_quantized(dataclasses.replace(policy, weights=weights), policy.ranges, options=template.options)
             convert_ms.append((time.perf_counter() - started) * 1e3)
             differing += bool(template.audit(weights, policy.ranges))
             # What a conversion leaves in memory is not the patches'.
@@ -172,7 +176,6 @@ def act_speed(
     *,
     calls: int = 20_000,
     runtime: PolicyRuntime | None = None,
-    float_model: Callable[[ImportedPolicy], bytes],
 ) -> ActSpeed:
     """Time one action of a dense ReLU policy, int8 and float, beside the runtime's bare call.
 
@@ -180,7 +183,6 @@ def act_speed(
         hidden: sizes of the hidden layers.
         calls: of each kind.
         runtime: by default the first that works here.
-        float_model: makes the complete float32 file of a policy.
 
     Raises:
         UsageError: sizes or counts out of range.
@@ -189,7 +191,8 @@ def act_speed(
     policy = dense_policy(hidden)
     template = Template.from_model(policy, verify=False).with_contract(policy, policy.golden_observations)
     int8 = act_latency(Policy.load(read_policy(template.patch_policy(policy)), runtime=runtime), calls)
-    unquantized = act_latency(Policy.load(read_policy(float_model(policy)), runtime=runtime), calls)
+    options = ExportOptions(scheme=SchemeOptions(scheme="float32"), force=True)
+    unquantized = act_latency(Policy.load(build_file(policy, options).file, runtime=runtime), calls)
     return ActSpeed(
         hidden=tuple(hidden), act_us_p50=int8.act_us_p50, raw_us_p50=int8.raw_us_p50, ratio=int8.ratio,
         float_us_p50=unquantized.act_us_p50, runtime=int8.runtime,

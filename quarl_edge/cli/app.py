@@ -10,6 +10,7 @@ import typer
 from quarl_device.errors import QuarlError, UsageError
 from quarl_edge import __version__
 from quarl_edge.cli.bench import bench
+from quarl_edge.cli.bench_policy import act, push, schemes
 from quarl_edge.cli.compare import compare
 from quarl_edge.cli.demo import demo
 from quarl_edge.cli.evaluate import evaluate
@@ -31,6 +32,8 @@ app = typer.Typer(
 )
 for command in (demo, train, export, evaluate, inspect, compare):
     app.command(help=keep_examples(command))(command)
+for figure in (push, act, schemes):
+    bench.command(help=keep_examples(figure))(figure)
 app.add_typer(bench, name="bench")
 
 
