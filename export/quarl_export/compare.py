@@ -12,6 +12,8 @@ from quarl_export.graph import GraphView, OperatorView, TensorView, view
 
 # What the converter folds away: subtracting zeros, multiplying by ones.
 _NEUTRAL = {"SUB": 0.0, "MUL": 1.0}
+# Third operand of dense and convolution; one of zeros is as good as none.
+_BIAS = 2
 
 
 def difference(patched: bytes, converted: bytes) -> str:
@@ -41,8 +43,11 @@ def _rows(graph: GraphView) -> list[tuple[Any, ...]]:
         if _is_neutral(graph, operator):
             numbers[operator.outputs[0]] = numbers[operator.inputs[0]]
             continue
-        operands = [_describe(graph.tensors[i], numbers.get(i)) for i in operator.inputs if i >= 0]
-        operands = [operand for operand in operands if operand is not None]
+        operands = [
+            _describe(graph.tensors[i], numbers.get(i))
+            for place, i in enumerate(operator.inputs)
+            if i >= 0 and not (place == _BIAS and _is_zeros(graph.tensors[i]))
+        ]
         results = [_describe(graph.tensors[i], -1) for i in operator.outputs]
         row = (operator.name, operator.version, operator.options, tuple(operands), tuple(results))
         if row not in places:
@@ -60,9 +65,11 @@ def _is_neutral(graph: GraphView, operator: OperatorView) -> bool:
     return constant is not None and constant.dtype == np.float32 and bool((constant == _NEUTRAL[operator.name]).all())
 
 
-def _describe(tensor: TensorView, number: int | None) -> tuple[Any, ...] | None:
-    if tensor.data is not None and tensor.data.dtype == np.int32 and not tensor.data.any():
-        return None  # a bias of zeros is as good as none
+def _is_zeros(tensor: TensorView) -> bool:
+    return tensor.data is not None and not tensor.data.any()
+
+
+def _describe(tensor: TensorView, number: int | None) -> tuple[Any, ...]:
     content = number if tensor.data is None else hashlib.sha256(tensor.data.tobytes()).hexdigest()
     scale, zero_point = (
         None if values is None else tuple(values[:1] if (values == values[0]).all() else values)

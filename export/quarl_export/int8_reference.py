@@ -6,6 +6,7 @@ quants leave out). Products are summed in float64, so a right file differs only 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ def run_int8_reference(
         UsageError, NonFiniteError: a range is missing or not finite.
     """
     network = Int8Network(policy, ranges, options=options)
-    return network.run(normalize(policy, observations))
+    return network.run(network.normalized(observations))
 
 
 class Int8Network:
@@ -101,8 +102,24 @@ class Int8Network:
         bias = self._policy.weights[f"{layer.name}/bias"].astype(np.float64)
         return float(np.abs(np.rint(bias / self.bias_scales[layer.name])).max(initial=0.0))
 
+    def normalized(self, observations: Mapping[str, NDArray[Any]]) -> dict[str, Float32]:
+        """Return what the file quantizes: raw `observations` behind the normaliser, per key.
+
+        A device clips what it normalises. A file with float ends leaves that to the input's range, where the ends of
+        the clip are steps of their own.
+        """
+        clipped = normalize(self._policy, observations)
+        normalizer = dataclasses.replace(self._policy.contract.normalizer, clip=0.0)
+        contract = dataclasses.replace(self._policy.contract, normalizer=normalizer)
+        open_ended = normalize(dataclasses.replace(self._policy, contract=contract), observations)
+        by_range = self._options.io == "float32"
+        return {
+            key: open_ended[key] if by_range and self.plan.carrier(key) == key else values
+            for key, values in clipped.items()
+        }
+
     def run(self, inputs: Mapping[str, Float32]) -> dict[str, Float32]:
-        """Return the outputs by role for normalised `inputs`, per key float32 ``[count, *shape]``."""
+        """Return the outputs by role for `normalized` inputs, per key float32 ``[count, *shape]``."""
         exact, gridded = self.tensors(inputs)
         del gridded
         return {role: exact[name].astype(np.float32) for role, name in self._policy.graph.outputs.items()}
@@ -128,8 +145,12 @@ class Int8Network:
 
 
 def on_grid(values: NDArray[Any], grid: Quantization) -> Float64:
-    """Return `values` rounded to the nearest step of `grid` and clipped to its 256 steps, in float64."""
-    inverse = values.dtype.type(1.0 / grid.scale)
+    """Return `values` rounded to the nearest step of `grid` and clipped to its 256 steps, in float64.
+
+    What enters the file is float32 and quantized in float32, by the scale as the file stores it.
+    """
+    single = values.dtype == np.float32
+    inverse = np.float32(1.0) / np.float32(grid.scale) if single else 1.0 / grid.scale
     steps = np.clip(np.rint(values * inverse) + grid.zero_point, -128, 127)
     real: Float64 = (steps - grid.zero_point).astype(np.float64) * grid.scale
     return real

@@ -21,7 +21,6 @@ from quarl_export.checks.subject import Subject
 from quarl_export.compare import difference
 from quarl_export.golden import run_goldens
 from quarl_export.ir import ImportedPolicy
-from quarl_export.ir.reference import normalize
 from quarl_export.metadata import attach, complete_policy
 from quarl_export.observations import golden_rows, judging
 from quarl_export.quantizers import MIN_WEIGHT_RANGE
@@ -83,7 +82,7 @@ class BuiltFile:
         golden, subject = self.file.golden, self.subject
         if subject.network is None:
             return None
-        reference = subject.network.run(normalize(subject.policy, golden.observations))
+        reference = subject.network.run(subject.network.normalized(golden.observations))
         errors = [
             np.rint(np.abs(values - reference[role].reshape(values.shape)) / golden.lsb[role]).max()
             for role, values in golden.outputs.items()

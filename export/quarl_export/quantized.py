@@ -181,7 +181,7 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
     def _store(self, name: str, tensor: Any, exact: dict[str, Any], gridded: dict[str, Any]) -> None:
         carrier, entry = self._plan.carrier(name), self._plan.entry(name)
         exact[name] = tensor if carrier is None else self._on_grid(tensor, carrier)
-        gridded[name] = exact[name] if entry is None else self._on_grid(tensor, entry)
+        gridded[name] = exact[name] if entry is None else self._on_grid(_kept_float(tensor), entry)
 
     def _on_grid(self, tensor: Any, site: str) -> Any:
         plan, (_, ranges, _) = self._plan, self._policy
@@ -200,7 +200,9 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         if self._plan.clips_in_float(key):
             bound = clip_bound(scale, self._plan.clip)
             tensor = tf.maximum(tf.minimum(tensor, bound), -bound)
-        return tensor * scale
+        tensor = tensor * scale
+        # A float layer would take the constants into its weights, where a push cannot find them.
+        return _kept_float(tensor) if self._plan.carrier(key) is None else tensor
 
     def _arrays(self, layer: Layer) -> list[Any]:
         (names,), (_, _, limits) = self._names, self._policy
@@ -211,6 +213,15 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
                 arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=bits, narrow_range=True
             )
         return arrays
+
+
+def _kept_float(tensor: Any) -> Any:
+    """Return `tensor`, but for one bit of its negative values, so that the converter cannot see through it.
+
+    It makes int8 of every operator between int8 inputs and a fake quant. A leaky ReLU that leaks everything in between
+    keeps the operator in float; true identities are optimized away.
+    """
+    return tf.nn.leaky_relu(tensor, alpha=float(np.nextafter(np.float32(1), np.float32(0))))
 
 
 def _limits(plan: RangePlan, weights: Mapping[str, Float32], ranges: Mapping[str, Range]) -> dict[str, np.float32]:
@@ -266,7 +277,8 @@ def _with_bias(tensor: Any, arrays: list[Any]) -> Any:
 
 def _layer_norm(layer: Layer, operands: Sequence[Any], arrays: list[Any]) -> Any:
     (x,) = operands
-    centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+    # A sum, since the converter would compute a mean of int8 values in int8, on their own scale.
+    centred = x - tf.reduce_sum(x, axis=-1, keepdims=True) * np.float32(1.0 / x.shape[-1])
     # Products and RSQRT alone: square, sqrt and division would be three operators more for a device to allow.
     variance = tf.reduce_mean(centred * centred, axis=-1, keepdims=True)
     inverse = tf.math.rsqrt(variance + np.float32(layer.settings.get("epsilon", 1e-3)))

@@ -156,12 +156,7 @@ class RangePlan:
             if self.clip and site in self._keys:
                 low, high = max(low, -self.clip), min(high, self.clip)
             low = 0.0 if self.bits(site) < 8 else min(low, 0.0)
-            high = max(high, 0.0, low + MIN_RANGE_WIDTH)
-            if high == -low:
-                # An exactly symmetric range has its zero point on a rounding tie: 0 or -1 by float noise. The low end
-                # stays, since what is clipped there must not reach a step further.
-                high = -low * 127.0 / 128.0
-            found[site] = (float(np.float32(low)), float(np.float32(high)))
+            found[site] = (float(np.float32(low)), float(np.float32(max(high, 0.0, low + MIN_RANGE_WIDTH))))
         return found
 
     def quantizations(self, ranges: Mapping[str, Range]) -> dict[str, Quantization]:

@@ -5,9 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from export_factory import random_snapshot
+from graph_factory import Build, make_policy, observed_ranges, random_weights
 
 from quarl_export.compare import difference
 from quarl_export.graph import repack, view
+from quarl_export.quantized import convert_quantized
+from quarl_export.template import Template
 
 
 @pytest.fixture
@@ -61,3 +64,30 @@ def test_bias_of_zeros_is_as_good_as_none(patcher, spec):
 
 def test_other_depth_is_a_difference(model, template):
     assert difference(model, template.data) != ""
+
+
+def test_operators_that_compute_the_same_count_once():
+    """The converter merges them, a template keeps them apart; what differs between them still counts."""
+    build = Build(observation=(4,))
+    graph = build.graph({"mean": build.dense("observation", 3), "log_std": build.dense("observation", 3)})
+    template = Template.from_model(make_policy(graph, kind="gaussian"), verify=False)
+    weights = random_weights(graph)
+    twins = weights | {f"dense_1/{part}": weights[f"dense_0/{part}"] for part in ("kernel", "bias")}
+    ranges = dict.fromkeys(template.sites, (-1.0, 1.0))
+    both = template.patch(twins, ranges)
+    one = view(both)
+    assert [operator.name for operator in one.operators].count("FULLY_CONNECTED") == 2
+    assert difference(both, both) == ""
+    assert difference(both, template.patch(weights, ranges)) != ""
+    assert difference(both, template.patch(twins, ranges | {"dense_1": (-1.0, 2.0)})) != ""
+
+
+def test_settings_of_operators_count():
+    files = []
+    for strides in ((1, 1), (2, 2)):
+        build = Build(image=(4, 4, 1))
+        pooled = build.add("max_pool2d", "image", pool_size=(3, 3), strides=strides, padding="same")
+        graph = build.graph({"action": build.dense(build.add("global_average_pool2d", pooled), 2)})
+        weights = random_weights(graph)
+        files.append(convert_quantized(make_policy(graph, weights=weights), observed_ranges(graph, weights)))
+    assert "settings differ" in difference(*files)

@@ -5,7 +5,7 @@ from export_factory import make_spec, random_snapshot
 
 from quarl_device.flatbuffer import read_graph
 from quarl_export.converter import convert_float, convert_snapshot
-from quarl_export.graph import output_scale, repack, view
+from quarl_export.graph import operator_version, output_scale, repack, view
 
 
 def test_views_write_into_a_bytearray(patcher):
@@ -49,3 +49,14 @@ def test_output_of_a_float_file_has_no_scale(spec):
     graph = view(model)
     assert output_scale(model, graph.tensors[graph.outputs[0]].name) is None
     assert output_scale(model, "no such tensor") is None
+
+
+def test_an_operator_version_is_a_view(patcher):
+    buffer = bytearray(patcher.data)
+    version = operator_version(buffer, "FULLY_CONNECTED")
+    before = {operator.version for operator in view(buffer).operators if operator.name == "FULLY_CONNECTED"}
+    assert before == {int(version[0])}
+    version[0] = 9
+    assert {operator.version for operator in view(buffer).operators if operator.name == "FULLY_CONNECTED"} == {9}
+    assert operator_version(buffer, "QUANTIZE") is None
+    assert operator_version(buffer, "TANH") is None

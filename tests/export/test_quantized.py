@@ -143,6 +143,15 @@ def test_float_layers_stay_in_float_and_the_rest_does_not():
     assert error.max() < 0.1 * np.ptp(ranges["dense_3"])
 
 
+def test_a_float_layer_between_int8_layers_stays_in_float():
+    """The converter would make int8 of what has int8 on both sides."""
+    policy, model = converted(mlp(8, 6, 5), keep_float=frozenset({"dense_2"}))
+    found = view(model)
+    kernels = [found.tensors[op.inputs[1]] for op in found.operators if op.name == "FULLY_CONNECTED"]
+    assert [str(np.dtype(tensor.dtype)) for tensor in kernels] == ["int8", "float32", "int8", "int8"]
+    np.testing.assert_array_equal(kernels[1].data, policy.weights["dense_2/kernel"].T)
+
+
 def test_a_float_head_is_exact_up_to_its_input():
     policy, model = converted(mlp(8), keep_float=frozenset({"dense_2"}))
     found = view(model)

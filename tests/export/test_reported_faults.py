@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from policy_factory import mlp, rows, with_elu
+from policy_factory import mlp, rows, with_elu, with_norm
 
 from quarl_device.errors import CheckFailed
 from quarl_device.flatbuffer import read_graph
@@ -109,6 +109,14 @@ def test_row_21_a_kept_layer_norm_is_told_as_the_operators_it_becomes():
     assert "RSQRT" in found.message or "SQRT" in found.message
     bare = dataclasses.replace(built.subject, options=SchemeOptions())
     assert not check_float(bare).passed
+
+
+def test_row_21_a_kept_layer_norm_computes_all_of_itself_in_float():
+    """The converter takes a mean of int8 values in int8, whatever was asked."""
+    policy = with_norm()
+    options = ExportOptions(scheme=SchemeOptions(keep_float=frozenset({"n"})))
+    built = build_file(policy, options, data=data_of(policy))
+    assert (built.golden_lsb, built.judged_lsb) == (0, 0)
 
 
 def test_weights_beyond_int8_are_clipped_nowhere():

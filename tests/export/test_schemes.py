@@ -72,6 +72,17 @@ def test_int8_files_compute_their_reference_step_by_step(name, io, per_channel):
     assert {graph.tensors[n].dtype for n in (*graph.inputs, *graph.outputs)} == {io}
 
 
+def test_a_clip_by_the_range_of_the_input_is_the_reference_to_the_last_step():
+    """The ends of a symmetric clip lie between two steps; the file never sees them, a device that clips does."""
+    policy = mlp(normalizer=dataclasses.replace(NORMALIZED, clip=0.7))
+    for io in ("float32", "int8"):
+        options = SchemeOptions(io=io)
+        found, _, model, ranges, held = convert_and_run(policy, options)
+        assert ranges["observation"] == pytest.approx((-0.7, 0.7))
+        reference = run_int8_reference(policy, ranges, held, options=quantization(options))
+        assert np.rint(np.abs(found["q_values"] - reference["q_values"]) / output_step(model, "q_values")).max() == 0
+
+
 def test_uint8_images_go_in_as_they_are_where_the_range_is_the_pixels():
     """Scale 1/255 and zero point 0: the device's normaliser and the quantization cancel out."""
     policy = image_policy()

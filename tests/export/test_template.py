@@ -152,7 +152,8 @@ def test_float_layers_are_patched_as_they_are():
     hidden = build.add("layer_norm", build.dense("observation", 8, "elu"))
     graph = build.graph({"action": build.dense(build.dense(hidden, 5, "relu"), 2)})
     kept = frozenset({"dense_0", "elu_1", "layer_norm_2", "dense_5"})
-    template = Template.from_model(make_policy(graph), options=QuantizationOptions(keep_float=kept))
+    policy = make_policy(graph, normalizer=normalizer_of(graph, clip=2.0))
+    template = Template.from_model(policy, options=QuantizationOptions(keep_float=kept))
     assert template.patched, template.reason
     weights, ranges = shaped_values(graph, "trained", 1)
     assert template.audit(weights, ranges) == ""

@@ -13,6 +13,8 @@ from quarl_export.checks.report import CheckResult
 from quarl_export.checks.subject import Subject
 
 _PROLOGUE = frozenset({"SUB", "MUL", "MAXIMUM", "MINIMUM"})
+# Keeps the converter from making int8 of what stands between int8 layers: see `quantized`.
+_BARRIER = "LEAKY_RELU"
 # What a layer of each kind may become in float.
 _FLOAT_OPERATORS: Mapping[str, frozenset[str]] = {
     "dense": frozenset({"FULLY_CONNECTED"}),
@@ -33,7 +35,7 @@ _FLOAT_OPERATORS: Mapping[str, frozenset[str]] = {
     "sigmoid": frozenset({"LOGISTIC"}),
     "softmax": frozenset({"SOFTMAX"}),
     "elu": frozenset({"ELU"}),
-    "layer_norm": frozenset({"MEAN", "SUB", "MUL", "ADD", "RSQRT", "SQRT", "DIV", "SQUARED_DIFFERENCE", "SQUARE"}),
+    "layer_norm": frozenset({"SUM", "MEAN", "SUB", "MUL", "ADD", "RSQRT"}),
 }
 
 
@@ -70,6 +72,8 @@ def check_float(subject: Subject) -> CheckResult:
 
 def _kept_operators(subject: Subject) -> Iterable[str]:
     floats = subject.policy.graph.float_layers(subject.options.keep_float)
+    if floats:
+        yield _BARRIER
     for name in floats:
         yield from _FLOAT_OPERATORS[subject.policy.graph.layer(name).kind]
 
