@@ -1,4 +1,4 @@
-"""How well the ranges of a network in training fit what flows through it; a learner logs it and gates its pushes with it.
+"""How well the ranges of a network in training fit what flows through it: logged, and a gate for pushes.
 
 A range that training has not set yet, that is far wider than its values (bits that nothing uses), or that clips many of
 them makes an int8 file that acts unlike its network. The measure runs a few recent observations through the float
