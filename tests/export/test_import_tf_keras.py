@@ -173,6 +173,16 @@ def test_adapted_normalisation_along_any_axes():
         assert len(policy.contract.normalizer.scale["observation"]) in (1, 18)
 
 
+@pytest.mark.parametrize("kind", ["h5", "saved"])
+def test_statistics_that_were_given_are_in_the_configuration(tmp_path, kind):
+    """They are no weights of the file, which then holds fewer numbers than one whose layer saw data."""
+    mean, variance = np.array([1, 2, 3], np.float32), np.array([4, 9, 16], np.float32)
+    model = keras.Sequential([layers.Input((3,)), layers.Normalization(mean=mean, variance=variance), layers.Dense(2)])
+    policy = import_policy(save(model, tmp_path / ("model.h5" if kind == "h5" else "model")))
+    assert policy.contract.normalizer.offset["observation"] == (1.0, 2.0, 3.0)
+    np.testing.assert_allclose(policy.contract.normalizer.scale["observation"], (1 / 2, 1 / 3, 1 / 4))
+
+
 def test_dict_inputs_and_outputs_have_their_keys_for_names(tmp_path):
     x, y = layers.Input((4,), name="layer_of_b"), layers.Input((3,), name="layer_of_a")
     joint = layers.Concatenate()([x, y])

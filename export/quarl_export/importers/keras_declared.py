@@ -70,7 +70,11 @@ def _weight_shapes(class_name: str, config: Mapping[str, Any], shape: Shape) -> 
         return [(*window, channels, multiplier), (1, 1, inner, filters), (filters,)][: 2 + bias]
     # Statistics of a channel each: their number does not matter, one value stands for all.
     scaled = int(config.get("scale", True) is True) + int(config.get("center", True) is True)
-    values = {"BatchNormalization": scaled + 2, "LayerNormalization": scaled, "Normalization": 2}.get(class_name, 0)
+    # A Normalization that was given its statistics keeps them in the configuration.
+    adapted = 2 * int(config.get("mean") is None)
+    values = {"BatchNormalization": scaled + 2, "LayerNormalization": scaled, "Normalization": adapted}.get(
+        class_name, 0
+    )
     return [(1,)] * values
 
 
