@@ -142,6 +142,7 @@ def build_file(
         observations=judged.rows,
         judged_on=judged.title,
         recorded=judged.recorded,
+        judged_by_returns=complete is not None,
         min_weight_range=_MIN_CONVERTED_RANGE if complete is None else MIN_WEIGHT_RANGE,
     )
     checks = checks_before(subject)

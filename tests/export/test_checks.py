@@ -191,6 +191,16 @@ def test_q10_and_q11_measure_continuous_actions_in_their_range(actor):
     assert 0 < error.value < 1
 
 
+def test_a_runs_own_file_is_told_and_not_failed_by_observations(built):
+    subject = changed(built, judged_by_returns=True, ranges={**built.subject.ranges, "r": (0.0, 200.0)})
+    subject.__dict__["file_outputs"] = {"q_values": -built.subject.file_outputs["q_values"]}
+    assert check_ranges(subject).passed
+    agreement, regret = check_actions(subject)
+    assert agreement.passed
+    assert regret.passed
+    assert agreement.value < 0.75
+
+
 def test_q12_says_why_a_device_refuses(built):
     assert check_loads(built.file.data).passed
     found = check_loads(built.file.data[: len(built.file.data) // 2])

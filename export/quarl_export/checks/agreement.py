@@ -107,14 +107,14 @@ def check_actions(subject: Subject) -> tuple[CheckResult, CheckResult]:
     return (
         CheckResult(
             code="Q10",
-            passed=share >= MIN_AGREEMENT or not subject.recorded,
+            passed=share >= MIN_AGREEMENT or not subject.binding,
             value=round(share, 5),
             limit=MIN_AGREEMENT,
             message=f"{what} in {share:.1%}, {subject.judged_on}" + hint,
         ),
         CheckResult(
             code="Q11",
-            passed=mean <= limit or not subject.recorded,
+            passed=mean <= limit or not subject.binding,
             value=round(mean, 6),
             limit=limit,
             message=f"{told}, {subject.judged_on}" + hint,
