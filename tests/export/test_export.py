@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from export_factory import make_contract, observations
 
 import quarl_export.export as module
-from quarl_device.errors import CheckpointError, ModelFileError, NonFiniteError, RunNotFound, SelfTestError
+from quarl_device.errors import CheckFailed, CheckpointError, ModelFileError, NonFiniteError, RunNotFound, SelfTestError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy, read_policy_path
 from quarl_export.calibration import CalibrationData
@@ -166,3 +167,18 @@ def test_a_run_in_another_form(tmp_path, checkpoint, options, by):
     assert report.scheme == options.scheme.scheme
     assert report.max_lsb_error == (None if by is None else 0)
     Policy.load(file)
+
+
+def test_a_range_that_training_never_set_is_refused(tmp_path, checkpoint, policy):
+    snapshot = policy.snapshot()
+    updates = snapshot.range_updates.copy()
+    updates[1] = 0
+    save_policy(
+        checkpoint,
+        snapshot=dataclasses.replace(snapshot, range_updates=updates),
+        spec=policy.spec,
+        contract=make_contract(policy.spec),
+    )
+    with pytest.raises(CheckFailed, match=r"Q02 ranges: the range of 'hidden_0_relu' was never set"):
+        export_policy(checkpoint, tmp_path / "m.tflite")
+    assert not (tmp_path / "m.tflite").exists()

@@ -51,6 +51,9 @@ def check_ranges(subject: Subject) -> CheckResult:
     meant = {*subject.inputs, *saturation_limits(subject.policy)}
     for site in subject.network.plan.sites:
         low, high = subject.ranges[site]
+        if site in subject.unset:
+            faults.append(f"the range of {site!r} was never set: it is still ({low:.3g}, {high:.3g}), its start")
+            continue
         if high - low <= _DEGENERATE:
             faults.append(f"the range of {site!r} is degenerate ({low:.3g}, {high:.3g}): its values did not move")
             continue

@@ -39,6 +39,7 @@ class Subject:
         recorded: whether they are real ones; drawn ones say nothing of how often a range is left.
         judged_by_returns: the file is a run's own, whose returns it was kept for: what observations say of ranges and
             actions is told, but fails nobody.
+        unset: sites whose ranges training has not set yet.
         min_weight_range: kernels below were quantized as if they reached it.
     """
 
@@ -52,6 +53,7 @@ class Subject:
     judged_on: str
     recorded: bool
     judged_by_returns: bool = False
+    unset: frozenset[str] = frozenset()
     min_weight_range: float = 1e-6
 
     @property
