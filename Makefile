@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo test lint fix mosquitto clean
+# tflite-runtime lives on 32-bit boards with numpy 1, so its tests have an environment of their own.
+TFLITE_VENV := .venv-tflite
+TFLITE_STAMP := $(TFLITE_VENV)/.installed
+
+.PHONY: install demo test lint fix mosquitto chromium tflite clean
 
 install: $(STAMP)
 
@@ -20,7 +24,7 @@ $(STAMP): pyproject.toml device/pyproject.toml export/pyproject.toml constraints
 demo: install
 	$(BIN)/quarl-edge demo
 
-test: install mosquitto
+test: install tflite mosquitto chromium
 	$(BIN)/python -m pytest
 
 lint: install
@@ -33,11 +37,28 @@ fix: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Its last wheels are for Python 3.11: with a later Python its tests are left out, and pytest says so.
+tflite: $(TFLITE_STAMP)
+
+$(TFLITE_STAMP): device/pyproject.toml constraints-tflite.txt | install
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
+	  $(PYTHON) -m venv $(TFLITE_VENV) && \
+	  $(TFLITE_VENV)/bin/python -m pip --disable-pip-version-check install -q -r constraints-tflite.txt && \
+	  $(TFLITE_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps -e device && \
+	  touch $@; \
+	else echo "tflite-runtime has no wheel for this Python; its tests are left out"; fi
+
 # The wire tests run against a real Mosquitto beside the embedded broker. make never calls sudo.
 mosquitto:
 	@command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto || \
 	  { if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q --no-install-recommends mosquitto; \
 	    else echo "The tests need Mosquitto. Run: sudo apt-get install -y mosquitto"; exit 1; fi; }
 
+# The reports are opened in a real browser.
+chromium:
+	@command -v chromium >/dev/null || \
+	  { if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q --no-install-recommends chromium; \
+	    else echo "The tests need Chromium. Run: sudo apt-get install -y chromium"; exit 1; fi; }
+
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TFLITE_VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache

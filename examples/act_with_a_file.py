@@ -20,6 +20,7 @@ def main(path: Path) -> float:
     print(f"{file.contract.env_id}, {file.contract.scheme}, {policy.runtime_name}")
     env = gymnasium.make(file.contract.env_id)
     observation, _ = env.reset(seed=0)
+    policy.begin_episode()
     total, done = 0.0, False
     while not done:
         observation, reward, terminated, truncated, _ = env.step(policy.act(observation))

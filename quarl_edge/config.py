@@ -58,7 +58,7 @@ class TrainConfig:
         n_step: rewards per transition.
         discount: gamma per step.
         double_q: choose the next action with the online network.
-        target_period_updates: gradient steps between copies to the target network; 0: never.
+        target_period_updates: gradient steps between copies to the target network, whole calls; 0: never.
         target_tau: weight of the online network in the target, per gradient step; 0: no averaging.
         reward_scale: rewards are multiplied by this before they are learned from.
         huber_delta: error above which the loss is linear; a very large one gives the squared error.
@@ -69,14 +69,14 @@ class TrainConfig:
         push_period_updates: gradient steps between pushes.
         evaluate_period_pushes: pushes between judgements of the int8 file.
         evaluate_episodes: greedy episodes per judgement.
-        evaluate_seed: start seed of the first; the next ones follow.
+        evaluate_seed: start seed of the first; the next ones follow. Its bound leaves them room below 2^31.
         evaluate_timeout_s: longest time that anything waits for a judgement.
         goal_return: stop when a judgement reaches it; `None`: use the whole budget.
         observation_offset: per dimension, of `(observation - offset) * scale`; `None`: 0, or from data.
         observation_scale: per dimension; `None`: from the first experience.
         range_decay: of the moving average of the activation ranges.
         center_q: subtract the mean over actions from exported Q values.
-        checkpoint_period_steps: between checkpoints; 0: only at the end.
+        checkpoint_period_steps: between checkpoints; 0: only at the end, which lockstep has none of.
         audit_period_pushes: pushes between comparisons with a real conversion.
         journal_segment_bytes: size at which a journal segment ends.
         journal_fsync_interval_s: longest time that accepted blocks wait for an fsync.
@@ -113,7 +113,7 @@ class TrainConfig:
     push_period_updates: int = _spec(128, 1, 10**9)
     evaluate_period_pushes: int = _spec(10, 1, 10**9)
     evaluate_episodes: int = _spec(20, 1, 10_000)
-    evaluate_seed: int = _spec(1_000, 0, 2**31 - 1)
+    evaluate_seed: int = _spec(1_000, 0, 2_000_000_000)
     evaluate_timeout_s: float = _spec(120.0, 0, 86_400, above=True)
     goal_return: float | None = None
     observation_offset: tuple[float, ...] | None = None
@@ -135,7 +135,10 @@ class TrainConfig:
         if not self.env_id or len(self.env_id) > 256:
             raise UsageError(f"env_id = {self.env_id[:80]!r}: expected a registered gymnasium id")
         if self.algorithm not in ALGORITHMS:
-            raise UsageError(f"algorithm = {self.algorithm!r}: expected one of {', '.join(ALGORITHMS)}")
+            raise UsageError(
+                f"algorithm = {self.algorithm[:80]!r}: expected one of {', '.join(ALGORITHMS)}",
+                hint=_nearest(self.algorithm, ALGORITHMS),
+            )
         if not 1 <= len(self.hidden) <= 16:
             raise UsageError(f"hidden = {self.hidden}: expected 1..16 layers")
         if self.learning_starts > self.replay_capacity:
@@ -144,8 +147,32 @@ class TrainConfig:
             )
         if not self.target_period_updates and not self.target_tau:
             raise UsageError("target_period_updates = 0 and target_tau = 0: the target network would never change")
+        self._check_target_period()
+        self._check_lockstep()
+        self._check_normalization()
+
+    def _check_target_period(self) -> None:
+        """The target is copied after whole calls, so that another period would be a silent lie."""
+        period, call = self.target_period_updates, self.updates_per_call
+        if not period % call:
+            return
+        below = period // call * call
+        near = " or ".join(f"{n}" for n in (below, below + call) if n)
+        raise UsageError(
+            f"target_period_updates = {period}: expected a multiple of updates_per_call = {call}",
+            hint=f"--set target_period_updates={near}",
+        )
+
+    def _check_lockstep(self) -> None:
         if self.lockstep and self.actors > 1:
             raise UsageError(f"actors = {self.actors}: lockstep takes turns with one actor")
+        if self.lockstep and not self.checkpoint_period_steps:
+            raise UsageError(
+                "checkpoint_period_steps = 0: lockstep writes checkpoints at this period alone, and could not resume",
+                hint="--set checkpoint_period_steps=20000",
+            )
+
+    def _check_normalization(self) -> None:
         scale, offset = self.observation_scale, self.observation_offset
         if scale is None and offset is not None:
             raise UsageError("observation_offset without observation_scale: expected both or neither")
@@ -190,6 +217,12 @@ class TrainConfig:
         values = dict(data)
         schema, version = values.pop("schema", None), values.pop("version", "unknown")
         hint = f"it was written by quarl-edge {version}, this is {__version__}"
+        for name, found in (("schema", schema), ("env_id", values.get("env_id"))):
+            if found is None:
+                raise CheckpointError(
+                    f"config.json has no {name!r}: it is not the whole configuration of a run",
+                    hint="restore it from a copy, or start a new run: quarl-edge train ENV",
+                )
         if schema != CONFIG_SCHEMA:
             raise CheckpointError(f"config.json: schema {schema!r} is not {CONFIG_SCHEMA}", hint=hint)
         unknown = sorted(set(values) - set(_HINTS))
@@ -272,8 +305,9 @@ def _known(name: str) -> str:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    return f"did you mean {close[0]!r}?" if close else ""
+    lower = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name[:80].lower(), lower, n=1, cutoff=0.4)
+    return f"did you mean {lower[close[0]]!r}?" if close else ""
 
 
 def _parse(name: str, value: str) -> Any:

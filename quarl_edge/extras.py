@@ -20,5 +20,5 @@ def require_learner(command: str) -> None:
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(
                 f"quarl-edge {command} needs {module}, which is not installed",
-                hint="pip install 'quarl-edge[learner]'",
+                hint="in a clone: make install; elsewhere: pip install 'quarl-edge[learner]'",
             )

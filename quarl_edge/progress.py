@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import NamedTuple, Protocol, TextIO
+
+# The spinner and the space behind it, and a last column that stays free: some terminals wrap when it is written.
+_SPINNER_WIDTH = 3
+# What each reason of the limiter counts (`replay/limiter.py`).
+_ROUTINE = "transitions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +20,6 @@ class Status:
     """A moment of a run.
 
     Attributes:
-        phase: "waiting for actors", "training", ...
         env_steps: environment steps stored.
         budget_steps: environment steps allowed.
         updates: gradient steps done.
@@ -26,7 +31,6 @@ class Status:
         blocked: why the learner waits, "" when it does not.
     """
 
-    phase: str
     env_steps: int = 0
     budget_steps: int = 0
     updates: int = 0
@@ -51,17 +55,49 @@ class Progress(Protocol):
         """End the display."""
 
 
-def format_status(status: Status) -> str:
-    """Return one line of at most about 110 characters."""
-    if not status.pushes:
-        return status.phase
+def format_status(status: Status, width: int | None = None) -> str:
+    """Return one line.
+
+    Args:
+        status: what to tell.
+        width: characters that it may take; what matters least goes first. `None`: as long as it is.
+    """
     judged = "-" if status.int8_return is None else f"{status.int8_return:.1f}"
     goal = "" if status.goal_return is None else f" (goal {status.goal_return:g})"
-    line = (
-        f"{status.elapsed_s:6.1f} s  steps {status.env_steps:,}  updates {status.updates:,}  "
-        f"int8 return {judged}{goal}  pushes {status.pushes}  actors {status.actors}"
-    )
-    return f"{line}  [{status.blocked}]" if status.blocked else line
+    # The limiter's reasons come and go many times a second; any other one stays until somebody does something.
+    reason = _Part(f"[{status.blocked}]" if status.blocked else "", 1 if _ROUTINE in status.blocked else 9)
+    parts = [
+        _Part(f"{status.elapsed_s:6.1f} s", 6),
+        _Part(f"steps {status.env_steps:,}", 8),
+        _Part(f"updates {status.updates:,}", 4),
+        _Part(f"int8 return {judged}{goal}", 7, f"int8 return {judged}"),
+        _Part(f"pushes {status.pushes}", 2),
+        _Part(f"actors {status.actors}", 3),
+        reason,
+    ]
+    return _fit([part for part in parts if part.text], width)
+
+
+class _Part(NamedTuple):
+    """A piece of a line: its text, how much it matters, and a shorter text that matters a little more."""
+
+    text: str
+    weight: int
+    short: str = ""
+
+
+def _fit(parts: list[_Part], width: int | None) -> str:
+    """Join parts, leaving out the least important ones, then shortening, until they fit."""
+    line = "  ".join(part.text for part in parts)
+    if width is None or len(line) <= width:
+        return line
+    if len(parts) > 1:
+        least = min(parts, key=lambda part: part.weight)
+        left = [part for part in parts if part is not least]
+        if least.short:
+            left = [_Part(part.short, part.weight + 1) if part is least else part for part in parts]
+        return _fit(left, width)
+    return line[: max(0, width - 1)] + "…"
 
 
 class LineProgress:
@@ -92,8 +128,10 @@ class LineProgress:
 
     def note(self, text: str) -> None:
         """Show one line."""
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        # Nobody may be reading any more (`2>&1 | head`); that is no reason to end a run.
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
     def close(self) -> None:
         """Nothing to end."""
@@ -112,7 +150,11 @@ class LiveProgress:
 
     def show(self, status: Status) -> None:
         """Redraw the line."""
-        self._spinner.update(format_status(status))
+        from rich.text import Text
+
+        # A `Text`, since a string would be read as markup and lose what stands in brackets.
+        line = format_status(status, self._console.width - _SPINNER_WIDTH)
+        self._spinner.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
     def note(self, text: str) -> None:
         """Print one line above the live one."""
@@ -152,14 +194,15 @@ class EpisodeProgress:
 
     Args:
         episodes: how many there will be.
+        what: they are.
     """
 
-    def __init__(self, episodes: int) -> None:
+    def __init__(self, episodes: int, *, what: str = "episodes") -> None:
         from rich.console import Console
         from rich.progress import Progress as Bar
 
         self._bar = Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self._task = self._bar.add_task("episodes", total=episodes)
+        self._task = self._bar.add_task(what, total=episodes)
 
     def __enter__(self) -> EpisodeProgress:
         self._bar.start()

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,6 +104,16 @@ class RunDirectory:
         except (ValueError, RecursionError) as error:
             raise RunNotFound(f"run configuration is damaged: {self.path / _CONFIG}: {error}") from None
         return TrainConfig.from_json(decoded)
+
+    def check_writable(self) -> None:
+        """Refuse to go on with a run that cannot be written, before anything of it is read.
+
+        Raises:
+            UsageError: naming the part.
+        """
+        for part in (self.path, self.checkpoints, self.policy, self.journal, self.tensorboard, self.logs):
+            if part.exists() and not os.access(part, os.W_OK | os.X_OK):
+                raise UsageError(f"the run cannot be written: no permission in {part}")
 
     @property
     def checkpoints(self) -> Path:

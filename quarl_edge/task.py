@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +10,20 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
-from quarl_device.errors import UnsupportedSpace
+from quarl_device.errors import UnsupportedSpace, UsageError
+from quarl_device.wire.block_spec import BlockSpec
+from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES
 from quarl_edge.config import TrainConfig
 
+EMBEDDED_BROKER = "embedded"
 _GOLDEN_COUNT = 8
 _GOLDEN_STEPS = 256
+# Of a push, beside the policy: header, golden outputs, signature.
+_PUSH_HEADER_BYTES = 4_096
+# A flatbuffer's least structure, and that of each layer; measured, and rounded down: the template itself is measured
+# again when it is made.
+_STRUCTURE_BYTES, _LAYER_BYTES = 2_500, 350
+_WIDTHS = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 4)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +47,7 @@ def look_at(config: TrainConfig) -> Task:
     Raises:
         UnknownEnvironment: no such id.
         UnsupportedSpace: the algorithm does not take its spaces.
+        UsageError: a policy that no push could carry, or a budget in which nothing can be learned.
     """
     env = make_single(EnvSpec(env_id=config.env_id))
     try:
@@ -51,6 +62,8 @@ def look_at(config: TrainConfig) -> Task:
                 f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
                 f"{config.algorithm} takes one vector in this version"
             )
+        _check_size(config, observations[0], action)
+        _check_budget(config, BlockSpec(observations=observations, action=action))
         env.action_space.seed(config.seed)
         seen = [env.reset(seed=config.seed)[0]]
         for _ in range(_GOLDEN_STEPS):
@@ -62,3 +75,64 @@ def look_at(config: TrainConfig) -> Task:
     distinct = np.unique(recorded, axis=0)
     picked = np.linspace(0, len(distinct) - 1, min(_GOLDEN_COUNT, len(distinct))).astype(int)
     return Task(observation=observations[0], action=action, golden_observations=distinct[picked])
+
+
+def check_company(config: TrainConfig, broker: str) -> None:
+    """Refuse a run that no actor can ever join.
+
+    Args:
+        config: hyperparameters.
+        broker: "embedded" or a URL.
+
+    Raises:
+        UsageError: no local actors, and a broker that lets nobody else in.
+    """
+    if broker == EMBEDDED_BROKER and not config.actors:
+        raise UsageError(
+            "actors = 0 with the embedded broker: it lets only this machine's actors in, so none would ever come",
+            hint="meet actors elsewhere at a broker of yours with --broker mqtt://USER@HOST, or give --actors 1",
+        )
+
+
+def _check_size(config: TrainConfig, observation: ObservationSpec, action: ActionSpec) -> None:
+    """Refuse a network that no push can carry before TensorFlow spends seconds, or its patience, on it."""
+    room = MAX_INLINE_PUSH_BYTES - _PUSH_HEADER_BYTES
+    inputs, depth = observation.shape[0], len(config.hidden)
+    needed = _least_bytes((inputs, *config.hidden, action.n))
+    if needed <= room:
+        return
+    fitting = [width for width in _WIDTHS if _least_bytes((inputs, *(width,) * depth, action.n)) <= room - 1_024]
+    raise UsageError(
+        f"hidden = {','.join(map(str, config.hidden))} makes a policy of at least {needed:,} bytes; a push carries at "
+        f"most {room:,}",
+        hint=f"--set hidden={','.join([str(fitting[0])] * depth)}" if fitting else "fewer layers, fewer observations",
+    )
+
+
+def _least_bytes(sizes: tuple[int, ...]) -> int:
+    """Return what an int8 policy takes at least: a byte per weight, four per bias, its structure."""
+    weights = sum(before * after for before, after in itertools.pairwise(sizes))
+    return weights + 4 * sum(sizes[1:]) + _STRUCTURE_BYTES + _LAYER_BYTES * (len(sizes) - 2)
+
+
+def _check_budget(config: TrainConfig, spec: BlockSpec) -> None:
+    """Refuse units so large that one of them is over the whole budget: the run would end before it has learned."""
+    rows = min(config.block_steps, spec.max_steps(config.envs_per_actor))
+    block = rows * config.envs_per_actor
+    call = config.updates_per_call * config.batch_size / config.samples_per_insert
+    budget = f"more than the whole budget of {config.steps:,} steps"
+    if block > config.steps:
+        raise UsageError(
+            f"a block of {rows:,} rows of {config.envs_per_actor:,} environments is {block:,} steps, {budget}",
+            hint="fewer --envs-per-actor, a smaller --set block_steps=N, or more --steps",
+        )
+    if call > config.steps:
+        raise UsageError(
+            f"updates_per_call = {config.updates_per_call:,}: one call follows {call:,.0f} steps, {budget}",
+            hint="a smaller --set updates_per_call=N, or more --steps",
+        )
+    if config.learning_starts > config.steps:
+        raise UsageError(
+            f"learning_starts = {config.learning_starts:,}: {budget}, so nothing would be learned",
+            hint="a smaller --set learning_starts=N, or more --steps",
+        )

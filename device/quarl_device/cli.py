@@ -1,47 +1,16 @@
-"""The command `quarl-device`: what a person or systemd starts on a board."""
+"""The command `quarl-device`: what a person or systemd starts on a board.
+
+This module imports next to nothing, so that Ctrl-C ends the command without a traceback from its first moment on.
+"""
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import json
-import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from itertools import pairwise
-from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
 
-from quarl_device import __version__
-from quarl_device.errors import QuarlError, UsageError
-from quarl_device.names import DEFAULT_FLEET, check_name, default_device_name
-
-if TYPE_CHECKING:
-    from quarl_device.actor.agent import Agent
-
-_RUN_EXAMPLES = """\
-examples:
-  quarl-device run --broker mqtt://pi-1@192.168.1.10 --id pi-1
-  QUARL_MQTT_PASSWORD=... quarl-device run --broker mqtt://pi-2@broker.local --id pi-2 --index 1 --envs 16
-  quarl-device run --broker mqtt://robot@broker.local --id robot --env my_robot:Arm-v0 --learner-key learner.pub
-
-The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
---password-file. Ctrl-C ends cleanly: what was experienced is sent first; a second one ends at once.
-"""
-_BENCH_EXAMPLES = """\
-examples:
-  quarl-device bench
-  quarl-device bench --envs 64 --format json
-  quarl-device bench model.tflite --seconds 10
-"""
-MAX_ENVS = 4096
-_CONNECT_TIMEOUT_S = 10.0
-_PR_SET_PDEATHSIG = 1
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+_STANDARD = (0, 1, 2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,194 +20,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; `None` for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 ran and failed, 2 wrong usage, or the error's own (see `quarl_device.errors`).
+        The exit code: 0 done, 1 ran and failed, 2 wrong usage, 130 interrupted, or the error's own (see
+        `quarl_device.errors`).
     """
-    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        options = _parser().parse_args(words)
-    except UsageError as error:
-        # What could not be parsed may still say how its error is to be shown.
-        return _show_error(error, as_json="--format=json" in words or ("--format", "json") in pairwise(words))
-    try:
-        status: int = options.command(options)
-    except QuarlError as error:
-        return _show_error(error, as_json=getattr(options, "format", "text") == "json")
-    except KeyboardInterrupt:
-        return 130
-    return status
+        _open_standard_files()
+        from quarl_device.commands import run_command
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"{self.prog} --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="quarl-device", description="Act with int8 policies on this board, stream experience.")
-    parser.add_argument("--version", action="version", version=f"quarl-device {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    version = commands.add_parser("version", help="show the version")
-    version.set_defaults(command=_version)
-    run = commands.add_parser(
-        "run",
-        help="step environments with the learner's newest policy and stream the experience to it",
-        epilog=_RUN_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_run_options(run)
-    run.set_defaults(command=_run)
-    bench = commands.add_parser(
-        "bench",
-        help="measure the actor loop on this machine, beside the bare environment; needs no broker",
-        epilog=_BENCH_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    bench.add_argument(
-        "model", nargs="?", type=Path, metavar="MODEL", help="policy file (default: one for CartPole-v1)"
-    )
-    bench.add_argument("--envs", type=_between(1, MAX_ENVS), default=1, metavar="N", help="stepped as one batch")
-    bench.add_argument("--seconds", type=_between(1, 600), default=3, metavar="S", help="(default: %(default)s)")
-    bench.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
-    bench.add_argument("--format", choices=("text", "json"), default="text")
-    bench.set_defaults(command=_bench)
-    return parser
-
-
-def _add_run_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument("--broker", required=True, metavar="URL", help="mqtt[s]://[user@]host[:port]")
-    run.add_argument("--fleet", default=DEFAULT_FLEET, metavar="F", help="fleet to join (default: %(default)s)")
-    run.add_argument("--id", metavar="NAME", help="this device's name (default: the host's)")
-    run.add_argument("--env", metavar="ID", help="environment of this device's own choice; may be module:Id")
-    run.add_argument(
-        "--envs", type=_between(1, MAX_ENVS), default=1, metavar="N", help="environments, stepped as one batch"
-    )
-    run.add_argument("--index", type=_at_least(0), default=0, metavar="I", help="which actor this is, from 0")
-    run.add_argument("--seed", type=_at_least(0), metavar="S", help="default: the learner's")
-    run.add_argument("--block-steps", type=_at_least(1), metavar="T", help="rows per block (default: the learner's)")
-    run.add_argument("--steps", type=_at_least(1), metavar="N", help="end after so many environment steps")
-    run.add_argument("--password-file", type=Path, metavar="FILE", help="broker password; else QUARL_MQTT_PASSWORD")
-    run.add_argument("--learner-key", type=Path, metavar="FILE", help="trust this learner's public key alone")
-    run.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
-    run.add_argument("--exit-when-gone", action="store_true", help="end when the learner says goodbye")
-    run.add_argument("--quiet", action="store_true", help="log warnings only")
-    run.add_argument("--format", choices=("text", "json"), default="text", help="of the summary at the end")
-    run.add_argument("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
-
-
-def _version(_: argparse.Namespace) -> int:
-    sys.stdout.write(f"quarl-device {__version__}\n")
-    return 0
-
-
-def _run(options: argparse.Namespace) -> int:
-    # Imported here, so that --help and errors of usage are quick on a small board.
-    from quarl_device.actor.agent import Agent, AgentConfig, new_boot_id, will_of
-    from quarl_device.link import BrokerURL, PahoLink, read_password
-    from quarl_device.runtime import find_runtime
-
-    if options.die_with_parent:
-        _die_with_parent()
-    logging.basicConfig(
-        level=logging.WARNING if options.quiet else logging.INFO, format="quarl-device: %(message)s", stream=sys.stderr
-    )
-    url = BrokerURL.parse(options.broker)
-    name = check_name(options.id or url.user or default_device_name(), kind="device")
-    config = AgentConfig(
-        fleet=check_name(options.fleet, kind="fleet"),
-        name=name,
-        env=options.env,
-        num_envs=options.envs,
-        actor_index=options.index,
-        seed=options.seed,
-        block_steps=options.block_steps,
-        max_steps=options.steps or 0,
-        learner_key=options.learner_key,
-        exit_when_gone=options.exit_when_gone,
-        connect_timeout_s=_CONNECT_TIMEOUT_S,
-    )
-    boot_id = new_boot_id()
-    link = PahoLink(url, client_id=name, password=read_password(options.password_file), will=will_of(config, boot_id))
-    agent = Agent(config, link=link, runtime=find_runtime(options.runtime), boot_id=boot_id)
-    _stop_on_signals(agent)
-    logging.getLogger(__name__).info("%s joins fleet %s at %s", name, config.fleet, url.address)
-    summary = agent.run()
-    if options.format == "json":
-        sys.stdout.write(json.dumps(asdict(summary)) + "\n")
-    else:
-        sys.stdout.write(
-            f"{name}: {summary.steps:,} steps, {summary.episodes:,} episodes, {summary.blocks:,} blocks "
-            f"({summary.blocks_pending} not acknowledged), {summary.policies:,} policies; ended: {summary.reason}\n"
-        )
-    return 0
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from quarl_device.actor.bench import actor_speed
-    from quarl_device.policy_file import read_policy_path
-    from quarl_device.runtime import find_runtime
-
-    speed = actor_speed(
-        read_policy_path(options.model) if options.model else None,
-        num_envs=options.envs,
-        duration_s=options.seconds,
-        runtime=find_runtime(options.runtime),
-    )
-    if options.format == "json":
-        sys.stdout.write(json.dumps(asdict(speed)) + "\n")
-    else:
-        sys.stdout.write(
-            f"{speed.env} x {speed.envs}: {speed.steps_per_s:,.0f} steps/s "
-            f"(bare environment {speed.bare_env_steps_per_s:,.0f}), one policy call {speed.act_us_p50:.1f} µs, "
-            f"{speed.encode_share:.1%} of the time to encode\n{speed.runtime} on {speed.machine}\n"
-        )
-    return 0
-
-
-def _stop_on_signals(agent: Agent) -> None:
-    def handle(number: int, _: FrameType | None) -> None:
-        # The next one of either kind meets the default action and ends the process at once.
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
-        agent.stop(signal.Signals(number).name)
-        if agent.connecting:
-            raise KeyboardInterrupt
-
-    for number in _SIGNALS:
-        signal.signal(number, handle)
-
-
-def _die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the process that started this one dies in whatever way."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent with process id 1 may be alive: the first process of a container.
-    if os.getppid() != parent:
-        raise UsageError("--die-with-parent: the parent is gone already")
-
-
-def _at_least(low: int) -> Callable[[str], int]:
-    return _between(low, 2**31 - 1)
-
-
-def _between(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
         try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, found {text[:40]!r}") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"expected a whole number in {low}..{high}, found {text[:40]}")
-        return value
+            return run_command(sys.argv[1:] if arguments is None else list(arguments))
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads the result any more (`| head`): an end, not a fault. Python would complain at its exit.
+        _discard_output()
+        return 0
 
-    return parse
+
+def _open_standard_files() -> None:
+    """Put /dev/null where a standard file is closed, or the broker's socket would take its number, and its output."""
+    for number in _STANDARD:
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
-def _show_error(error: QuarlError, *, as_json: bool) -> int:
-    sys.stderr.write(f"quarl-device: error: {error}\n")
-    if as_json:
-        described = {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
-        sys.stdout.write(json.dumps({"error": described}) + "\n")
-    return error.code
+def _discard_output() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
+from quarl_device import catch
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import (
     ContractError,
@@ -29,7 +30,15 @@ from quarl_device.errors import (
 )
 
 MAX_ENV_ID = 128
+_EXTRAS = {
+    "box2d": "pip install swig && pip install 'gymnasium[box2d]'",  # its wheel is built with swig
+    "mujoco": "pip install 'gymnasium[mujoco]'",
+    "phys2d": "pip install 'gymnasium[jax]'",
+    "tabular": "pip install 'gymnasium[jax]'",
+}
 Array = NDArray[Any]
+
+catch.register()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +241,13 @@ def _making(spec: EnvSpec) -> Iterator[None]:
     except QuarlError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
+        hint, said = _extra_hint(spec.env_id), first_line(error)
+        # Advice of its own follows after a comma; it is shown where there is no better one.
+        said = said.split(",")[0] if hint else said
+        raise MissingExtra(f"environment {spec.env_id!r} needs a package: {said}", hint=hint) from error
+    except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"environment {spec.env_id!r} needs a package that is not installed: {first_line(error)}",
+            f"environment {spec.env_id!r} needs the Python module {error.name!r}, which is not installed",
             hint=_extra_hint(spec.env_id),
         ) from error
     except gymnasium.error.UnregisteredEnv as error:
@@ -248,9 +262,9 @@ def _making(spec: EnvSpec) -> Iterator[None]:
 
 def _extra_hint(env_id: str) -> str:
     """Return the command that adds what a gymnasium family of environments needs, "" if none is known."""
-    entry = str(gymnasium.registry[env_id].entry_point) if env_id in gymnasium.registry else ""
-    family = next((name for name in ("box2d", "mujoco") if f".{name}" in entry), "")
-    return f"pip install 'gymnasium[{family}]'" if family else ""
+    name = env_id.rpartition(":")[2]
+    entry = str(gymnasium.registry[name].entry_point) if name in gymnasium.registry else ""
+    return next((command for family, command in _EXTRAS.items() if f".{family}" in entry), "")
 
 
 def first_line(error: BaseException) -> str:

@@ -13,7 +13,11 @@ A code is never renumbered and never reused.
     │   ├── SelfTestError            12  golden vectors do not come out as recorded
     │   ├── ConversionError          13  TensorFlow could not convert the policy
     │   ├── PatchError               14  a template and a policy do not fit
-    │   └── NonFiniteError           15  NaN or Inf in weights, ranges or outputs
+    │   ├── NonFiniteError           15  NaN or Inf in weights, ranges or outputs
+    │   ├── UnsupportedModel         16  a layer or a form of model that cannot be imported
+    │   ├── SourceMismatch           17  what was read from a model computes otherwise than the model itself
+    │   ├── UnsafeSource             18  a model file that would run code of its own, or reach outside of itself
+    │   └── CheckFailed              19  a file that would be wrong was not written
     ├── EnvironmentFault
     │   ├── UnknownEnvironment       20  no such registered gymnasium id
     │   ├── UnsupportedSpace         21  a space that this algorithm or build does not take
@@ -33,7 +37,8 @@ A code is never renumbered and never reused.
     │   └── KeyFileError             42  key file missing, unreadable, malformed or too open
     ├── DeviceError
     │   ├── StateUnwritable          50  the state directory cannot be written
-    │   └── ActorFailed              51  an actor process ended by itself
+    │   ├── ActorFailed              51  an actor process ended by itself
+    │   └── IdInUse                  52  another process uses this device's id on the same broker
     ├── LearnerError
     │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
     │   ├── CheckpointError          71  a checkpoint is incomplete, damaged or of another run
@@ -47,6 +52,9 @@ A code is never renumbered and never reused.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class QuarlError(Exception):
@@ -115,6 +123,38 @@ class NonFiniteError(ModelError):
     """NaN or Inf in weights, ranges or outputs."""
 
     code = 15
+
+
+class UnsupportedModel(ModelError):
+    """A layer or a form of model that cannot be imported."""
+
+    code = 16
+
+
+class SourceMismatch(ModelError):
+    """What was read from a model computes otherwise than the model itself."""
+
+    code = 17
+
+
+class UnsafeSource(ModelError):
+    """A model file that would run code of its own, or reach outside of itself."""
+
+    code = 18
+
+
+class CheckFailed(ModelError):
+    """A check before a file is written did not pass; the message has its code.
+
+    Attributes:
+        checks: JSON entries of all checks that were made.
+    """
+
+    code = 19
+
+    def __init__(self, message: str, *, hint: str = "", checks: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.checks = tuple(checks)
 
 
 class EnvironmentFault(QuarlError):
@@ -227,6 +267,12 @@ class ActorFailed(DeviceError):
     """An actor process ended by itself."""
 
     code = 51
+
+
+class IdInUse(DeviceError):
+    """Another process uses this device's id on the same broker."""
+
+    code = 52
 
 
 class LearnerError(QuarlError):

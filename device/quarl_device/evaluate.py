@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
-from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_device.errors import EnvironmentMisbehaved, UnsupportedSpace, UsageError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import PolicyFile
 from quarl_device.runtime import PolicyRuntime
@@ -79,6 +79,7 @@ def evaluate(
         UsageError: no episodes, a negative seed, or neither the call nor the contract names an environment.
         EnvironmentMisbehaved: NaN, an exception, or an episode without end, naming episode and step.
         SpaceMismatch: the environment's spaces are not the policy's.
+        UnsupportedSpace: the environment's spaces are none that a policy plays in.
         QuarlError: whatever `make_single` and `Policy.load` raise.
     """
     if not 1 <= episodes <= MAX_EPISODES or not 0 <= seed <= 2**31 - 1 - MAX_EPISODES:
@@ -94,8 +95,9 @@ def evaluate(
     steps = 0
     try:
         check_matches(world, contract.observations, contract.action)
+        player = _Player(world, policy)
         for number in range(episodes):
-            result = _episode(world, policy, seed=seed + number, stop=stop, times=times, where=f"episode {number}")
+            result = _episode(player, seed=seed + number, stop=stop, times=times, where=f"episode {number}")
             if result is None:
                 break
             returns.append(result[0])
@@ -118,26 +120,88 @@ def evaluate(
     )
 
 
+class _Player:
+    """An environment and a policy whose spaces have been compared, with what lies between their dtypes.
+
+    Attributes:
+        world: the environment.
+        policy: begun anew with every episode.
+        act: the greedy action for an observation, as the environment's space takes it.
+    """
+
+    def __init__(self, world: gymnasium.Env[Any, Any], policy: Policy) -> None:
+        self.world, self.policy = world, policy
+        self._shapes = [(spec.key, spec.shape) for spec in policy.contract.observations]
+        self._is_dict = isinstance(world.observation_space, gymnasium.spaces.Dict)
+        act = policy.act
+        if self._is_dict and len(self._shapes) == 1:
+            act = _of_key(act, self._shapes[0][0])
+        self.act = _to_space(act, world.action_space)
+
+    def check_observation(self, observation: Any, where: str, step: int) -> None:
+        """Refuse an observation that is not of its space's shape, or not finite.
+
+        Raises:
+            EnvironmentMisbehaved: naming the place.
+        """
+        if not self._is_dict:
+            _check_array(observation, self._shapes[0][1], "", where, step)
+            return
+        for key, shape in self._shapes:
+            try:
+                array = observation[key]
+            except (KeyError, TypeError, IndexError) as error:
+                raise EnvironmentMisbehaved(
+                    f"the observation in {where}, step {step} is no dict with the keys of its space: "
+                    f"{first_line(error)}"
+                ) from error
+            _check_array(array, shape, key, where, step)
+
+
+def _check_array(observation: Any, shape: tuple[int, ...], key: str, where: str, step: int) -> None:
+    try:
+        array = np.asarray(observation)
+    except ValueError:
+        array = np.array(None)
+    name = f" {key!r}" if key else ""
+    if array.shape != shape:
+        raise EnvironmentMisbehaved(
+            f"the observation{name} in {where}, step {step} has shape {array.shape}, its space says {shape}"
+        )
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise EnvironmentMisbehaved(f"the observation{name} in {where}, step {step} holds NaN or Inf, or no numbers")
+
+
+def _of_key(act: Callable[[Any], Any], key: str) -> Callable[[Any], Any]:
+    return lambda observation: act(observation[key])
+
+
+def _to_space(act: Callable[[Any], Any], space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
+    """Return `act` with its float32 actions in the dtype of the environment's Box."""
+    if not isinstance(space, gymnasium.spaces.Box) or space.dtype == np.float32:
+        return act
+    if space.dtype.kind != "f":
+        raise UnsupportedSpace(f"the action space is a Box of {space.dtype.name}; a policy's actions are floats")
+    dtype, low, high = space.dtype, space.low, space.high
+    # Rounding to fewer digits may cross a bound that float32 met exactly.
+    return lambda observation: np.clip(act(observation).astype(dtype), low, high)
+
+
 def _episode(
-    world: gymnasium.Env[Any, Any],
-    policy: Policy,
-    *,
-    seed: int,
-    stop: Callable[[], bool] | None,
-    times: list[int],
-    where: str,
+    player: _Player, *, seed: int, stop: Callable[[], bool] | None, times: list[int], where: str
 ) -> tuple[float, int] | None:
     """Return (return, steps) of one episode, or `None` if it was stopped."""
-    clock, act = time.perf_counter_ns, policy.act
+    clock, act, world = time.perf_counter_ns, player.act, player.world
     try:
         observation, _ = world.reset(seed=seed)
     except Exception as error:
         raise _misbehaved(f"reset(seed={seed})", where, 0, error) from error
+    player.policy.begin_episode()
     total = 0.0
     for step in range(MAX_EPISODE_STEPS):
         if stop is not None and stop():
             return None
-        _check_observation(observation, policy, where, step)
+        player.check_observation(observation, where, step)
         before = clock()
         action = act(observation)
         if step % _TIME_EVERY == 0:
@@ -155,16 +219,6 @@ def _episode(
         f"{where} has not ended after {MAX_EPISODE_STEPS:,} steps (seed {seed})",
         hint="give the environment a time limit, such as max_episode_steps in its registration",
     )
-
-
-def _check_observation(observation: Any, policy: Policy, where: str, step: int) -> None:
-    shape = policy.contract.observations[0].shape
-    if np.shape(observation) != shape:
-        raise EnvironmentMisbehaved(
-            f"the observation in {where}, step {step} has shape {np.shape(observation)}, its space says {shape}"
-        )
-    if not np.isfinite(observation).all():
-        raise EnvironmentMisbehaved(f"the observation in {where}, step {step} holds NaN or Inf")
 
 
 def _misbehaved(call: str, where: str, step: int, error: Exception) -> EnvironmentMisbehaved:

@@ -78,6 +78,7 @@ _NAMES: Mapping[int, str] = {
     55: "MAXIMUM",
     57: "MINIMUM",
     74: "SUM",
+    76: "RSQRT",
     98: "LEAKY_RELU",
     114: "QUANTIZE",
     150: "GELU",

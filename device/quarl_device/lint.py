@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quarl_device.errors import ModelFileError
 from quarl_device.flatbuffer import Graph, Operator, Tensor
@@ -20,7 +21,18 @@ MAX_ACTIVATION_BYTES = 256 * 1024 * 1024
 MIN_SCALE = 1e-12
 MAX_SCALE = 1e12
 
-_ITEM_BYTES: Mapping[str, int] = {"float32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1, "int16": 2, "bool": 1}
+_ITEM_BYTES: Mapping[str, int] = {
+    "float32": 4,
+    "float16": 2,
+    "int32": 4,
+    "int64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "bool": 1,
+}
+# A prime over MAX_TENSOR_ELEMENTS: no dimension equals it, so what fits so many rows does not fit by chance.
+_MANY_ROWS = 16_777_259
 
 
 def check_runnable(graph: Graph) -> None:
@@ -41,13 +53,53 @@ def check_runnable(graph: Graph) -> None:
         if index in known:
             raise ModelFileError(f"input {graph.tensors[index].name!r} is a constant")
         known.add(index)
+    tensors = list(graph.tensors)
     for operator in graph.operators:
         _check_order(operator, known)
-        _check_operator(operator, graph)
+        _check_operator(operator, tensors, graph)
         known.update(operator.outputs)
+        _keep_constant(operator, tensors)
     for index in graph.outputs:
         if index not in known:
             raise ModelFileError(f"output {graph.tensors[index].name!r} is computed by no operator")
+
+
+def takes_batches(graph: Graph, batch_size: int) -> bool:
+    """Return whether a runnable graph computes each row alone when its inputs are resized to `batch_size` rows.
+
+    Converters write batch 1 into RESHAPE's constants, among others; such a file must be called row by row.
+    """
+    activations = sum(_bytes(tensor) for tensor in graph.tensors if not tensor.size)
+    if activations * batch_size > MAX_ACTIVATION_BYTES:
+        return False
+    tensors = list(graph.tensors)
+    for operator in graph.operators:
+        _keep_constant(operator, tensors)
+    for tensor in tensors:
+        if tensor.size:
+            continue
+        if not tensor.shape or tensor.shape[0] != 1:
+            return False
+        tensors[tensor.index] = replace(tensor, shape=(_MANY_ROWS, *tensor.shape[1:]))
+    for operator in graph.operators:
+        inputs = [tensors[n] if n >= 0 else None for n in operator.inputs]
+        output = tensors[operator.outputs[0]]
+        if output.size:
+            continue
+        try:
+            if KINDS[operator.name].rule(operator, inputs, graph) != output.shape:
+                return False
+        except Misfit:
+            return False
+    return True
+
+
+def _keep_constant(operator: Operator, tensors: list[Tensor]) -> None:
+    """Take the float32 copy of a constant (float16 weights through DEQUANTIZE) for a constant."""
+    if operator.name != "DEQUANTIZE" or not tensors[operator.inputs[0]].size:
+        return
+    output = tensors[operator.outputs[0]]
+    tensors[output.index] = replace(output, size=_bytes(output))
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -105,13 +157,13 @@ def _check_order(operator: Operator, known: set[int]) -> None:
         raise ModelFileError(f"operator {operator.index} ({operator.name}) must compute one new tensor")
 
 
-def _check_operator(operator: Operator, graph: Graph) -> None:
+def _check_operator(operator: Operator, tensors: list[Tensor], graph: Graph) -> None:
     where = f"operator {operator.index} ({operator.name})"
     kind = KINDS.get(operator.name)
     if kind is None or not operator.plain:
         raise ModelFileError(f"{where} is not among the operators that policies use: {', '.join(sorted(KINDS))}")
-    inputs = [graph.tensors[n] if n >= 0 else None for n in operator.inputs]
-    output = graph.tensors[operator.outputs[0]]
+    inputs = [tensors[n] if n >= 0 else None for n in operator.inputs]
+    output = tensors[operator.outputs[0]]
     if operator.options_type not in (0, kind.options_type):
         raise ModelFileError(f"{where} has options of another operator")
     if not kind.least <= len(inputs) <= kind.most or any(tensor is None for tensor in inputs[: kind.least]):

@@ -15,7 +15,8 @@ MAX_WINDOW = 1024
 MAX_RESCALE = 256.0
 MAX_FACTOR = 1000.0
 
-_VALUES = ("float32", "int8", "uint8", "int16")
+_INTEGERS = ("int8", "uint8", "int16")
+_VALUES = ("float32", *_INTEGERS)
 _Rule = Callable[[Operator, list[Tensor | None], Graph], "tuple[int, ...] | None"]
 
 
@@ -34,16 +35,20 @@ class Kind:
     values: int = 1
     """How many of the first inputs are values of the output's type; 0: all."""
 
-    casts: bool = False
+    takes: tuple[str, ...] = _VALUES
+    """Types of its values."""
+
+    gives: tuple[str, ...] = ()
+    """Types of its output; empty: the type of its values."""
 
     def check_types(self, inputs: list[Tensor | None], output: Tensor) -> None:
-        """Refuse mixed types, which kernels reinterpret or abort on."""
-        if output.dtype not in _VALUES:
+        """Refuse types that its kernel lacks, and mixed ones, which kernels reinterpret or abort on."""
+        if output.dtype not in (self.gives or self.takes):
             raise Misfit(f"its output is {output.dtype}")
         for tensor in inputs[: self.values or None]:
-            if tensor is None or tensor.dtype not in _VALUES:
-                raise Misfit("an input is not a number array")
-            if not self.casts and tensor.dtype != output.dtype:
+            if tensor is None or tensor.dtype not in self.takes:
+                raise Misfit(f"an input is {'missing' if tensor is None else tensor.dtype}")
+            if not self.gives and tensor.dtype != output.dtype:
                 raise Misfit(f"an input is {tensor.dtype}, its output {output.dtype}")
         self._check_scales([_need(tensor) for tensor in inputs if tensor is not None], output)
 
@@ -114,6 +119,7 @@ def _weights(inputs: list[Tensor | None], rank: int, axis: int) -> Tensor:
         raise Misfit(f"its weights have shape {weights.shape}" + ("" if weights.size else " and are not constant"))
     if (source.dtype, weights.dtype) not in {
         ("float32", "float32"),
+        ("float32", "int8"),  # hybrid: the kernel quantizes its input itself
         ("int8", "int8"),
         ("uint8", "uint8"),
         ("int16", "int8"),
@@ -121,6 +127,8 @@ def _weights(inputs: list[Tensor | None], rank: int, axis: int) -> Tensor:
         raise Misfit(f"its input is {source.dtype}, its weights {weights.dtype}")
     if weights.quantization is not None and weights.quantization.scales.size != 1 and weights.quantization.axis != axis:
         raise Misfit(f"its weights have scales on axis {weights.quantization.axis}, expected {axis}")
+    if weights.dtype == "int8" and weights.quantization is not None and weights.quantization.zero_points.any():
+        raise Misfit("its weights have a zero point that is not 0")
     if bias is not None:
         wanted = {"float32": "float32", "int16": "int64"}.get(source.dtype, "int32")
         if bias.dtype != wanted or bias.shape != (weights.shape[axis],) or not bias.size:
@@ -264,6 +272,8 @@ KINDS: Mapping[str, Kind] = {
     "RELU6": Kind(rule=_same),
     "LEAKY_RELU": Kind(rule=_same, options_type=75),
     "GELU": Kind(rule=_same, options_type=116),
-    "QUANTIZE": Kind(rule=_same, options_type=89, casts=True),
-    "DEQUANTIZE": Kind(rule=_same, options_type=38, casts=True),
+    "ELU": Kind(rule=_same, takes=("float32", "int8")),
+    "RSQRT": Kind(rule=_same, takes=("float32",)),
+    "QUANTIZE": Kind(rule=_same, options_type=89, gives=_INTEGERS),
+    "DEQUANTIZE": Kind(rule=_same, options_type=38, takes=("float16", *_INTEGERS), gives=("float32",)),
 }

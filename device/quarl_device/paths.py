@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quarl_device.errors import UsageError
+
 _APP = "quarl-edge"
 
 
 def _base(variable: str, fallback: str) -> Path:
     value = os.environ.get(variable, "")
     # The XDG specification says to ignore a relative path.
-    return Path(value) if value.startswith("/") else Path.home() / fallback
+    if value.startswith("/"):
+        return Path(value)
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise UsageError("this user has no home directory", hint=f"set HOME, or {variable}") from error
+    if os.environ.get("HOME") == "":
+        # Python takes an empty one for the root of the file system.
+        raise UsageError("HOME is empty", hint=f"set HOME, or {variable}")
+    return home / fallback
 
 
 def config_dir() -> Path:

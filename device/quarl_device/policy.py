@@ -1,54 +1,91 @@
-"""Act with a policy file: observation in, action out, on the hot path without validation or allocation of inputs."""
+"""Act with a policy file: observation in, action out, on the hot path without validation or allocation of inputs.
+
+All is decided at load: `preprocess` says how an observation fills the input tensors, `heads` how outputs become an
+action, and `Policy` joins both around the runtime's call into closures that hold for this one contract.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import ObservationSpec, PolicyContract
+from quarl_device.contract import PolicyContract
 from quarl_device.errors import ContractError, SelfTestError, UnsupportedSpace
-from quarl_device.lint import check_runnable
+from quarl_device.fillers import Filler
+from quarl_device.flatbuffer import Graph
+from quarl_device.heads import (
+    BoxHead,
+    Decide,
+    Sample,
+    bind_outputs,
+    check_head,
+    greedy_index,
+    greedy_indices,
+    real_output,
+    sample_index,
+)
+from quarl_device.hot_path import (
+    BARE_KEY,
+    Act,
+    RowByRow,
+    batch_results,
+    compose,
+    copies,
+    plain_act,
+    plain_batch,
+    plain_index,
+    plain_row,
+    results_of,
+)
+from quarl_device.lint import check_runnable, takes_batches
 from quarl_device.policy_file import GoldenVectors, PolicyFile
-from quarl_device.runtime import Infer, LoadedModel, PolicyRuntime, find_runtime
+from quarl_device.preprocess import bind_inputs, to_tensor
+from quarl_device.runtime import LoadedModel, PolicyRuntime, find_runtime
 
-Act = Callable[[NDArray[Any]], int]
+Array = NDArray[Any]
 
 
 class Policy:
     """A loaded policy. One thread at a time; build a new one to change policies and swap the reference.
+
+    An observation is what the environment gives: an array, or a dict of arrays by the contract's keys. An action is
+    what its space takes: an `int`, or a fresh float32 array of the space's shape.
 
     Attributes:
         contract: what goes in and out.
         sha256: digest of the file.
         runtime_name: name and version of the runtime, such as "ai-edge-litert 2.3.0".
         batch_size: how many observations `act_batch` takes.
-        tensor_shape: shape of the model's input without batch.
-        model: the loaded model at batch size 1.
-        act: one observation as the environment gives it, to the greedy action of the environment's space.
-        act_index: the same, counted from 0 without the space's `start`, as it travels on the wire.
-        act_batch: [batch_size, *shape] observations to [batch_size] greedy action indices in the wire's dtype.
+        inputs: how each observation key fills its input tensor.
+        tensor_shape: shape of the first input without batch.
+        model: the loaded model at batch size 1; its inputs are in the order of `inputs`.
+        act: one observation to the greedy action of the environment's space.
+        act_index: the same, but a discrete action is counted from 0 without the space's `start`, as it travels.
+        act_batch: [batch_size, *shape] observations, or a dict of such, to [batch_size] greedy action indices in the
+            wire's dtype, or to [batch_size, *shape] box actions. Not for stacked frames.
+        stochastic: whether the head has a distribution to sample from.
     """
 
     def __init__(
         self, *, file: PolicyFile, runtime: PolicyRuntime, model: LoadedModel, batch_model: LoadedModel
     ) -> None:
         contract = file.contract
-        spec = contract.observations[0]
-        self.tensor_shape = shape = file.graph.tensors[file.graph.inputs[0]].shape[1:]
         self.contract: PolicyContract = contract
         self.sha256 = file.sha256
         self.runtime_name = f"{runtime.name} {runtime.version}"
         self.batch_size = batch_model.batch_size
         self.model = model
-        self.act_index: Act = _act(model.infer, shape, spec, contract.action.n, 0)
-        self.act: Act = _act(model.infer, shape, spec, contract.action.n, contract.action.start)
-        self.act_batch: Callable[[NDArray[Any]], NDArray[Any]] = _act_batch(
-            batch_model.infer, (self.batch_size, *shape), np.dtype(contract.action.dtype)
-        )
+        self.inputs = bind_inputs(contract, file.graph)
+        self.tensor_shape = self.inputs[0].shape
+        self._outputs = bind_outputs(contract, file.graph)
+        self._fillers = [Filler(binding) for binding in self.inputs]
+        self._results = results_of(self.inputs, self._fillers, model.infer)
+        self.stochastic = contract.head.kind in ("logits", "gaussian")
+        self.act_index, self.act, self._sample = self._single()
+        self.act_batch = self._batch(batch_model)
 
     @classmethod
     def load(
@@ -66,38 +103,103 @@ class Policy:
         Args:
             file: a policy file of any origin.
             runtime: which runtime; by default the first that works here.
-            batch_size: how many observations `act_batch` takes at a time.
+            batch_size: how many observations `act_batch` takes at a time. A file whose operators hold for one row
+                alone (a RESHAPE to constant shape, say) is called once per row.
             num_threads: threads that one call may use.
             golden: answers to check instead of the file's own (a push header's).
             self_test: false skips the golden vectors, for a file whose answers are still to be recorded.
 
         Raises:
             ModelFileError: the lint or the runtime refuses the file.
-            UnsupportedSpace: observations or actions that this version does not act on.
+            UnsupportedSpace: a head that cannot act in its space, or a batch of stacked frames.
             SelfTestError: the answers differ by more than their tolerance.
-            ContractError: there are no answers to check.
+            ContractError: there are no answers to check, or a tensor does not take its observation.
             MissingRuntime: no runtime is installed.
         """
-        _check_supported(file.contract)
-        _check_layout(file)
+        check_head(file.contract)
+        _check_batch(file.contract, batch_size)
         check_runnable(file.graph)
         runtime = runtime or find_runtime()
         load = functools.partial(
             runtime.load,
             file.data,
-            inputs=[file.contract.observations[0].tensor],
-            outputs=list(file.contract.head.outputs.values()),
+            inputs=[spec.tensor for spec in file.contract.observations],
+            outputs=[binding.tensor for binding in bind_outputs(file.contract, file.graph)],
             num_threads=num_threads,
         )
         model = load()
         if self_test:
-            run_self_test(file.contract, golden or file.golden, model)
-        batch_model = model if batch_size == 1 else load(batch_size=batch_size)
+            run_self_test(file.contract, golden or file.golden, model, file.graph)
+        if batch_size == 1:
+            batch_model = model
+        elif takes_batches(file.graph, batch_size):
+            batch_model = load(batch_size=batch_size)
+        else:
+            batch_model = RowByRow(model, batch_size)
         return cls(file=file, runtime=runtime, model=model, batch_model=batch_model)
 
+    def begin_episode(self) -> None:
+        """Say that the next observation is an episode's first: stacked frames of the last one are forgotten."""
+        for filler in self._fillers:
+            filler.begin_episode()
 
-def run_self_test(contract: PolicyContract, golden: GoldenVectors, model: LoadedModel) -> float:
+    def sample(self, observation: Any, rng: np.random.Generator) -> Any:
+        """Return an action drawn from the policy's distribution, as `act` returns the greedy one.
+
+        Raises:
+            UnsupportedSpace: the head has no distribution (q_values, action): explore in another way.
+        """
+        if self._sample is None:
+            raise UnsupportedSpace(f"a {self.contract.head.kind} head has no distribution to sample from")
+        return self._sample(self._results(observation), rng)
+
+    def _single(self) -> tuple[Act, Act, Sample | None]:
+        """Return `act_index`, `act` and what samples."""
+        contract, output = self.contract, self._outputs[0]
+        if contract.action.kind == "box":
+            head = BoxHead(contract, self._outputs, shape=contract.action.shape)
+            act = self._joined(head.greedy)
+            return act, act, head.sample if contract.head.kind == "gaussian" else None
+        n, start = contract.action.n, contract.action.start
+        sample = sample_index(output, start) if contract.head.kind == "logits" else None
+        row = plain_row(self.inputs, self._fillers)
+        if row is not None and output.flat:
+            act_index, act = (
+                plain_index(self.model.infer, self._fillers[0].buffer, row, n, first) for first in (0, start)
+            )
+            return act_index, act, sample
+        return self._joined(greedy_index(output, n, 0)), self._joined(greedy_index(output, n, start)), sample
+
+    def _joined(self, decide: Decide) -> Act:
+        row = plain_row(self.inputs, self._fillers)
+        if row is None:
+            return compose(self._results, decide)
+        return plain_act(self.model.infer, self._fillers[0].buffer, row, decide)
+
+    def _batch(self, model: LoadedModel) -> Act:
+        contract, rows = self.contract, model.batch_size
+        decide: Decide
+        if contract.action.kind == "box":
+            decide = BoxHead(contract, self._outputs, shape=(rows, *contract.action.shape)).greedy
+        else:
+            decide = greedy_indices(self._outputs[0], rows, np.dtype(contract.action.dtype))
+        if any(binding.spec.stack > 1 for binding in self.inputs):
+            return _no_batch
+        if len(self.inputs) == 1 and self.inputs[0].spec.key == BARE_KEY and copies(self.inputs[0]):
+            return plain_batch(model.infer, (rows, *self.inputs[0].shape), self.inputs[0], decide)
+        return compose(batch_results(self.inputs, model), decide)
+
+
+def run_self_test(
+    contract: PolicyContract, golden: GoldenVectors, model: LoadedModel, graph: Graph | None = None
+) -> float:
     """Run the golden observations and return the largest difference to the recorded answers, in LSB.
+
+    Args:
+        contract: of the file.
+        golden: observations and answers.
+        model: loaded at batch size 1.
+        graph: of the file; without it all inputs and outputs are taken to be float32.
 
     Raises:
         ContractError: there are no recorded answers, or of other shapes.
@@ -106,10 +208,16 @@ def run_self_test(contract: PolicyContract, golden: GoldenVectors, model: Loaded
     if not golden.outputs:
         raise ContractError("the policy file carries no golden outputs", hint="a push brings them in its header")
     worst = 0.0
+    outputs = bind_outputs(contract, graph)
+    inputs = {
+        binding.spec.tensor: to_tensor(binding, golden.observations[binding.spec.key])
+        for binding in bind_inputs(contract, graph)
+    }
     for row in range(golden.rows):
-        outputs = model.run(_golden_inputs(contract, golden, row))
-        for role, name in contract.head.outputs.items():
-            found, wanted = outputs[name].ravel(), golden.outputs[role][row].ravel()
+        results = model.run({name: array[row : row + 1] for name, array in inputs.items()})
+        for binding in outputs:
+            role = binding.role
+            found, wanted = real_output(binding, results[binding.tensor]).ravel(), golden.outputs[role][row].ravel()
             if found.shape != wanted.shape:
                 raise ContractError(f"golden output {role!r} has {wanted.size} elements, the file gives {found.size}")
             difference = float(np.abs(found - wanted).max()) / golden.lsb[role]
@@ -124,84 +232,13 @@ def run_self_test(contract: PolicyContract, golden: GoldenVectors, model: Loaded
     return worst
 
 
-def _golden_inputs(contract: PolicyContract, golden: GoldenVectors, row: int) -> dict[str, NDArray[Any]]:
-    inputs = {}
-    for spec in contract.observations:
-        array = golden.observations[spec.key][row]
-        inputs[spec.tensor] = array.astype(np.float32).reshape(1, *spec.shape)
-    return inputs
-
-
-def _check_supported(contract: PolicyContract) -> None:
-    head, keys = contract.head.kind, [spec.key for spec in contract.observations]
-    if contract.action.kind != "discrete" or head not in ("q_values", "logits"):
+def _check_batch(contract: PolicyContract, batch_size: int) -> None:
+    stacked = [spec.key for spec in contract.observations if spec.stack > 1]
+    if stacked and batch_size != 1:
         raise UnsupportedSpace(
-            f"this version acts on discrete actions with q_values or logits; the policy has a {contract.action.kind} "
-            f"action and a {head} head"
+            f"observation {stacked[0]!r} is a stack of frames, which this version keeps for one environment at a time"
         )
-    if len(keys) != 1:
-        raise UnsupportedSpace(f"this version acts on one observation array; the policy has the keys {', '.join(keys)}")
-    spec = contract.observations[0]
-    if spec.stack != 1:
-        raise UnsupportedSpace(f"this version does not stack frames; observation {spec.key!r} wants {spec.stack}")
-    if contract.normalizer.where == "device":
-        raise UnsupportedSpace("this version normalises in the graph only; the policy wants it done on the device")
 
 
-def _check_layout(file: PolicyFile) -> None:
-    """Refuse tensors that the hot path does not fill and read: one float32 input, float32 [1, n] out."""
-    tensors = file.graph.tensors
-    [source] = (tensors[n] for n in file.graph.inputs)
-    sinks = [tensors[n] for n in file.graph.outputs if tensors[n].name in file.contract.head.outputs.values()]
-    if source.dtype != "float32" or any(sink.dtype != "float32" or len(sink.shape) != 2 for sink in sinks):
-        found = ", ".join(f"{t.name!r} {t.dtype}{list(t.shape)}" for t in (source, *sinks))
-        raise UnsupportedSpace(f"this version acts with float32 inputs and flat float32 outputs; the file has {found}")
-
-
-def _act(infer: Infer, shape: tuple[int, ...], spec: ObservationSpec, n: int, start: int) -> Act:
-    """Return the hot path for one observation: fill a kept buffer, run, take the largest of few in Python."""
-    buffer = np.zeros((1, *shape), np.float32)
-    # A view in the observation's own shape, so that assignment casts and copies without reshaping.
-    row = buffer.reshape(spec.shape)
-
-    if n == 2:
-
-        def act_two(observation: NDArray[Any]) -> int:
-            row[...] = observation
-            first, second = infer(buffer).tolist()[0]
-            return start + 1 if second > first else start
-
-        return act_two
-
-    if n == 3:
-
-        def act_three(observation: NDArray[Any]) -> int:
-            row[...] = observation
-            first, second, third = infer(buffer).tolist()[0]
-            if third > first:
-                return start + 2 if third > second else start + 1
-            return start + 1 if second > first else start
-
-        return act_three
-
-    def act(observation: NDArray[Any]) -> int:
-        row[...] = observation
-        values: list[float] = infer(buffer).tolist()[0]
-        return start + values.index(max(values))
-
-    def act_many(observation: NDArray[Any]) -> int:
-        row[...] = observation
-        return start + int(infer(buffer).argmax())
-
-    return act if n <= 32 else act_many
-
-
-def _act_batch(infer: Infer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    buffer = np.zeros(shape, np.float32)
-
-    def act_batch(observations: NDArray[Any]) -> NDArray[Any]:
-        buffer[...] = observations.reshape(shape)
-        actions: NDArray[Any] = infer(buffer).argmax(axis=1).astype(dtype)
-        return actions
-
-    return act_batch
+def _no_batch(_: Any) -> Any:
+    raise UnsupportedSpace("this version stacks frames for one environment at a time")

@@ -22,6 +22,8 @@ from quarl_device.contract import PolicyContract
 from quarl_device.errors import ContractError, ModelFileError
 from quarl_device.files import read_capped
 from quarl_device.flatbuffer import Graph, Tensor, read_graph
+from quarl_device.heads import action_size, bind_outputs
+from quarl_device.preprocess import bind_inputs
 from quarl_device.wire.limits import MAX_POLICY_BYTES
 
 METADATA_NAME = "quarl.policy.v1"
@@ -37,8 +39,10 @@ class GoldenVectors:
     """A few observations and what these very bytes answer to them.
 
     Attributes:
-        observations: key to array [G, *shape] in the contract's dtype.
-        outputs: role to float32 [G, ...]; empty in a push, whose header carries them.
+        observations: key to array [G, *shape] in the contract's dtype; [G, stack, *shape], oldest frame first, where
+            frames are stacked.
+        outputs: role to float32 [G, ...] in output units (never the stored integers); empty in a push, whose header
+            carries them.
         lsb: role to the size of one quantization step of that output, in output units.
         tolerance_lsb: largest difference that still passes, in steps.
     """
@@ -222,9 +226,8 @@ def decode_metadata(content: bytes) -> tuple[PolicyContract, GoldenVectors, dict
 
 
 def _check_tensors(graph: Graph, contract: PolicyContract) -> None:
-    """Refuse a contract whose tensors the file does not have, has twice, or has in another size."""
+    """Refuse a contract whose tensors the file does not have, has twice, or has in another size or type."""
     inputs = _by_name(graph, graph.inputs, "input")
-    outputs = _by_name(graph, graph.outputs, "output")
     wanted = {spec.tensor for spec in contract.observations}
     if set(inputs) != wanted or len(contract.observations) != len(inputs):
         raise ContractError(f"contract binds inputs {sorted(wanted)}, the file has {sorted(inputs)}")
@@ -235,14 +238,46 @@ def _check_tensors(graph: Graph, contract: PolicyContract) -> None:
             raise ContractError(
                 f"observation {spec.key!r} has {size} elements, its tensor {spec.tensor!r} has shape {shape}"
             )
-    missing = set(contract.head.outputs.values()) - set(outputs)
+    stray = (set(contract.normalizer.scale) | set(contract.normalizer.offset)) - {s.key for s in contract.observations}
+    if stray:
+        raise ContractError(f"the normaliser names {sorted(stray)}, which the policy does not observe")
+    bind_inputs(contract, graph)
+    _check_outputs(graph, contract)
+    _check_action(contract)
+
+
+def _check_outputs(graph: Graph, contract: PolicyContract) -> None:
+    outputs = _by_name(graph, graph.outputs, "output")
+    roles = contract.head.outputs
+    missing = set(roles.values()) - set(outputs)
     if missing:
         raise ContractError(f"contract binds outputs {sorted(missing)}, the file has {sorted(outputs)}")
-    width = contract.action.n if contract.action.kind == "discrete" else max(1, math.prod(contract.action.shape))
-    for role, name in contract.head.outputs.items():
+    if len(set(roles.values())) != len(roles):
+        raise ContractError(f"contract binds one output to two roles: {dict(roles)}")
+    width = action_size(contract)
+    for role, name in roles.items():
         shape = outputs[name].shape
         if not shape or shape[0] != 1 or math.prod(shape[1:]) != width:
             raise ContractError(f"output {role!r} needs {width} elements, its tensor {name!r} has shape {shape}")
+    bind_outputs(contract, graph)
+
+
+def _check_action(contract: PolicyContract) -> None:
+    """Refuse lengths that do not fit, which numpy would broadcast."""
+    action, width = contract.action, action_size(contract)
+    if len(contract.head.log_std) not in (0, width):
+        raise ContractError(
+            f"the head's log_std has {len(contract.head.log_std)} elements, expected {width}, one per action element"
+        )
+    if action.kind == "discrete":
+        return
+    if any(n < 1 for n in action.shape):
+        raise ContractError(f"the action's shape {action.shape} is not allowed")
+    for name, least in (("low", width), ("high", width), ("scale", 0), ("offset", 0)):
+        if len(getattr(action, name)) not in (least, width):
+            raise ContractError(f"the action's {name} has {len(getattr(action, name))} elements, expected {width}")
+    if any(low > high for low, high in zip(action.low, action.high, strict=True)):
+        raise ContractError("the action has a lower bound above its upper bound")
 
 
 def _by_name(graph: Graph, indices: tuple[int, ...], what: str) -> dict[str, Tensor]:
@@ -261,6 +296,10 @@ def _check_golden(contract: PolicyContract, golden: GoldenVectors) -> None:
         if array.dtype != np.dtype(spec.dtype) or array[0].size != math.prod(spec.shape) * spec.stack:
             raise ContractError(
                 f"golden observation {key!r} is {array.dtype} {array.shape}, not {spec.dtype} {spec.shape}"
+            )
+        if spec.stack > 1 and array.shape[1:] != (spec.stack, *spec.shape):
+            raise ContractError(
+                f"golden observation {key!r} has shape {array.shape}, expected rows of {(spec.stack, *spec.shape)}"
             )
     if golden.outputs and set(golden.outputs) != set(contract.head.outputs):
         raise ContractError(f"golden outputs {sorted(golden.outputs)} are not {sorted(contract.head.outputs)}")

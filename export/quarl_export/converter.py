@@ -6,7 +6,12 @@ The converter may leave TensorFlow one day; then this file changes and nothing e
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quarl_device.errors import ConversionError
 from quarl_export.keras2 import keras, tf
@@ -14,6 +19,8 @@ from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.silence import without_tensorflow_noise
 from quarl_export.snapshot import PolicySnapshot
+
+Io = Literal["float32", "int8", "uint8"]
 
 
 def convert(policy: QatPolicy) -> bytes:
@@ -24,10 +31,10 @@ def convert(policy: QatPolicy) -> bytes:
     Raises:
         ConversionError: TensorFlow could not convert it.
     """
-    return _run(policy.export_model, optimizations=[tf.lite.Optimize.DEFAULT])
+    return _run(policy.export_model, ConverterSettings())
 
 
-def convert_model(model: Any, *, io: str = "float32") -> bytes:
+def convert_model(model: Any, *, io: Io = "float32") -> bytes:
     """Convert a tf_keras model that has fake quants where it is to be int8.
 
     Args:
@@ -37,7 +44,7 @@ def convert_model(model: Any, *, io: str = "float32") -> bytes:
     Raises:
         ConversionError: TensorFlow could not convert it.
     """
-    return _run(model, optimizations=[tf.lite.Optimize.DEFAULT], io=io)
+    return _run(model, ConverterSettings(io=io))
 
 
 def convert_snapshot(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
@@ -72,20 +79,68 @@ def convert_float(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
             name="q_values" if index == last else f"hidden_{index}",
         )
         tensor = dense(tensor)
-    return _run(keras.Model(observation, tensor, name="policy_float"), optimizations=[])
+    return _run(keras.Model(observation, tensor, name="policy_float"), ConverterSettings(weights="float32"))
 
 
-def _run(model: Any, *, optimizations: list[Any], io: str = "float32") -> bytes:
-    converter = tf.lite.TFLiteConverter.from_keras_model(model)
-    converter.inference_input_type = converter.inference_output_type = getattr(tf, io)
-    converter.optimizations = optimizations
-    # Its record of converter flags differs between versions and says nothing that a device needs.
-    converter.exclude_conversion_metadata = True
+@dataclass(frozen=True, kw_only=True)
+class ConverterSettings:
+    """What the converter is told beside the model.
+
+    Attributes:
+        weights: "float32": nothing is quantized; "float16": stored as such; "int8": where the converter sees fit (with
+            fake quants in the model, everything that they cover; without, a dynamic-range file).
+        activations_int16: int16 activations by the extremes of `representative`, int8 weights.
+        float_fallback: with `activations_int16`, an operator without an int16 kernel may stay in float.
+        per_channel_dense: dense weights get a scale for each unit.
+        representative: yields one batch-1 input at a time, by the model's input names.
+        io: dtype of both ends; int8 and uint8 need fake quants at both.
+    """
+
+    weights: Literal["float32", "float16", "int8"] = "int8"
+    activations_int16: bool = False
+    float_fallback: bool = False
+    per_channel_dense: bool = True
+    representative: Callable[[], Iterator[dict[str, NDArray[np.float32]]]] | None = None
+    io: Io = "float32"
+
+
+def convert_with(model: Any, settings: ConverterSettings) -> bytes:
+    """Convert a tf_keras functional `model` as `settings` say.
+
+    Raises:
+        ConversionError: TensorFlow could not convert it.
+    """
+    return _run(model, settings)
+
+
+def _run(model: Any, settings: ConverterSettings) -> bytes:
     try:
         with warnings.catch_warnings(), without_tensorflow_noise():
             # The fake quants say all that these statistics could.
             warnings.filterwarnings("ignore", message="Statistics for quantized inputs")
-            return bytes(converter.convert())
+            # The converter's own calibration still goes through the interpreter that it warns of.
+            warnings.filterwarnings("ignore", message=r"\s*Warning: tf.lite.Interpreter is deprecated")
+            return bytes(_converter(model, settings).convert())
     except Exception as cause:  # the converter raises its own, ValueError, RuntimeError and more
         first_line = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         raise ConversionError(f"TensorFlow could not convert the policy: {first_line[:300]}") from cause
+
+
+def _converter(model: Any, settings: ConverterSettings) -> Any:
+    converter = tf.lite.TFLiteConverter.from_keras_model(model)
+    # Its record of converter flags differs between versions and says nothing that a device needs.
+    converter.exclude_conversion_metadata = True
+    if settings.weights != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if settings.weights == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    if not settings.per_channel_dense:
+        converter._experimental_disable_per_channel_quantization_for_dense_layers = True
+    if settings.io != "float32":
+        # Never with the int8 operator set: it demands a data set, even where fake quants say everything.
+        converter.inference_input_type = converter.inference_output_type = getattr(tf, settings.io)
+    if settings.activations_int16:
+        operators = [tf.lite.OpsSet.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8]
+        converter.target_spec.supported_ops = operators + [tf.lite.OpsSet.TFLITE_BUILTINS] * settings.float_fallback
+        converter.representative_dataset = settings.representative
+    return converter

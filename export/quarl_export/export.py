@@ -1,9 +1,10 @@
-"""A policy checkpoint in, one verified file out."""
+"""A policy in, one verified file out: the last step of the commands `export` and `demo`."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,22 @@ from numpy.typing import NDArray
 import quarl_export
 from quarl_device.errors import ModelFileError, SelfTestError
 from quarl_device.files import write_atomic
-from quarl_device.policy import Policy
 from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
-from quarl_device.runtime import find_runtime
+from quarl_export.calibration import CalibrationData
 from quarl_export.checkpoint import PolicyCheckpoint, load_policy
+from quarl_export.checks.report import CheckResult
 from quarl_export.compare import difference
 from quarl_export.converter import convert_float, convert_snapshot
-from quarl_export.golden import golden_observations, input_samples, run_file, run_goldens
+from quarl_export.file_runner import default_runtime, run_file
+from quarl_export.golden import golden_observations, input_samples, run_goldens
 from quarl_export.graph import repack, view
+from quarl_export.importers.run_checkpoint import import_checkpoint
+from quarl_export.ir import ImportedPolicy
 from quarl_export.metadata import attach, complete
 from quarl_export.parity import lsb_errors, twin_outputs
 from quarl_export.patcher import Patcher
+from quarl_export.pipeline import BuiltFile, ExportOptions, build_file
+from quarl_export.schemes import SchemeOptions
 from quarl_export.snapshot import for_export
 
 _PARITY_SAMPLES = 256
@@ -39,14 +45,17 @@ class ExportReport:
         model: where it is.
         bytes: its size.
         sha256: hex digest of the file.
-        scheme: "int8".
-        env: gymnasium id.
+        scheme: "int8", ...
+        env: gymnasium id, "" if the policy names none.
         golden_vectors: how many observations are in it.
-        max_lsb_error: largest difference between the file in the TFLite runtime and the fake-quant Keras network with
-            biases on the int32 grid, in LSB of the output, over the golden observations.
-        max_lsb_error_random: the same over `observations_compared` observations that fill the input range.
+        max_lsb_error: largest difference between the file in the TFLite runtime and the fake-quantized network with
+            biases on the int32 grid, in LSB of the output, over the golden observations; `None` for a scheme without.
+        max_lsb_error_random: the same over `observations_compared` observations.
         observations_compared: how many those are.
         runtime: which runtime it was checked in, with its version.
+        checks: every check's answer, in the order of their codes.
+        forced: codes of checks that did not pass and were overridden.
+        built: the file with what it was judged by.
     """
 
     model: Path
@@ -55,34 +64,78 @@ class ExportReport:
     scheme: str
     env: str
     golden_vectors: int
-    max_lsb_error: int
-    max_lsb_error_random: int
+    max_lsb_error: int | None
+    max_lsb_error_random: int | None
     observations_compared: int
     runtime: str
+    checks: tuple[CheckResult, ...] = ()
+    forced: tuple[str, ...] = ()
+    built: BuiltFile | None = field(default=None, repr=False, compare=False)
 
 
-def export_policy(checkpoint: Path, model: Path) -> ExportReport:
-    """Write the policy in the directory `checkpoint` to `model` as one int8 file, and check what was written.
+def export_policy(
+    checkpoint: Path, model: Path, *, options: ExportOptions | None = None, data: CalibrationData | None = None
+) -> ExportReport:
+    """Write the policy in the directory `checkpoint` to `model` as one file, and check what was written.
 
-    The file is converted for real, compared with a patched one, run against the fake-quant network, written whole or
-    not at all, read back, and self-tested in the runtime.
+    With default options it is the int8 file that the run's pushes made: patched, compared with a real conversion, and
+    with the ranges of training.
+
+    Args:
+        checkpoint: a policy checkpoint of a run.
+        model: where to.
+        options: how; default: int8 with float ends.
+        data: recorded observations to judge by, and to calibrate with where `options` say so.
 
     Raises:
         RunNotFound: there is no policy at `checkpoint`.
         CheckpointError: the policy is damaged.
         ModelFileError: `model` cannot be written; a file already there is untouched.
-        ConversionError, PatchError, NonFiniteError: the policy cannot be made into a right file.
+        ConversionError, PatchError, NonFiniteError, UsageError: the policy cannot be made into a right file.
+        CheckFailed: a check did not pass.
         SelfTestError: the file does not compute what the network computes.
     """
     _check_target(model)
     policy = load_policy(checkpoint)
+    policy.snapshot.check_finite()
+    options = options or ExportOptions()
+    source = import_checkpoint(policy)
+    if options.scheme != SchemeOptions() or options.recalibrate or options.center_q:
+        return export_imported(source, model, options=options, data=data)
     file = read_policy(int8_bytes(policy))
     errors = _parity(policy, file)
-    write_atomic(model, file.data, error=ModelFileError, what="model")
+    # Ranges that training has not set yet are the checks' to refuse.
+    built = build_file(_with_all_ranges(source, policy), options, data=data, complete=file)
+    return _write(built, model, errors=errors)
+
+
+def export_imported(
+    source: ImportedPolicy, model: Path, *, options: ExportOptions, data: CalibrationData | None = None
+) -> ExportReport:
+    """Write any imported policy to `model` as one file, and check what was written.
+
+    Args:
+        source: the policy.
+        model: where to.
+        options: how.
+        data: recorded observations to calibrate with and to judge by; needed where `source` has no ranges.
+
+    Raises:
+        ModelFileError: `model` cannot be written; a file already there is untouched.
+        ConversionError, PatchError, NonFiniteError, UsageError: the policy cannot be made into a right file.
+        CheckFailed: a check did not pass.
+    """
+    _check_target(model)
+    return _write(build_file(source, options, data=data), model)
+
+
+def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = None) -> ExportReport:
+    write_atomic(model, built.file.data, error=ModelFileError, what="model")
     written = read_policy_path(model)
-    if written.data != file.data:
+    if written.data != built.file.data:
         raise ModelFileError(f"model reads back differently than it was written: {model}")
-    tested = Policy.load(written)
+    runtime = default_runtime()
+    golden, judged = errors or (built.golden_lsb, built.judged_lsb)
     return ExportReport(
         model=model,
         bytes=len(written.data),
@@ -90,10 +143,21 @@ def export_policy(checkpoint: Path, model: Path) -> ExportReport:
         scheme=written.contract.scheme,
         env=written.contract.env_id,
         golden_vectors=len(next(iter(written.golden.observations.values()))),
-        max_lsb_error=errors[0],
-        max_lsb_error_random=errors[1],
-        observations_compared=_PARITY_SAMPLES,
-        runtime=tested.runtime_name,
+        max_lsb_error=golden,
+        max_lsb_error_random=judged,
+        observations_compared=_PARITY_SAMPLES if errors else built.subject.count,
+        runtime=f"{runtime.name} {runtime.version}",
+        checks=built.checks,
+        forced=built.forced,
+        built=built,
+    )
+
+
+def _with_all_ranges(source: ImportedPolicy, policy: PolicyCheckpoint) -> ImportedPolicy:
+    rows = [*policy.snapshot.ranges.tolist(), policy.snapshot.head_range.tolist()]
+    sites = source.graph.range_sites()
+    return dataclasses.replace(
+        source, ranges={site: (float(low), float(high)) for site, (low, high) in zip(sites, rows, strict=True)}
     )
 
 
@@ -160,7 +224,7 @@ def _parity(policy: PolicyCheckpoint, file: PolicyFile) -> tuple[int, int]:
     errors = lsb_errors(outputs, twin_outputs(policy.spec, policy.snapshot, observations), lsb=file.golden.lsb[role])
     if errors.max() > _MAX_PARITY_LSB:
         raise SelfTestError(
-            f"the file is up to {errors.max()} LSB off the network in {find_runtime().name}: expected at most "
+            f"the file is up to {errors.max()} LSB off the network in {default_runtime().name}: expected at most "
             f"{_MAX_PARITY_LSB}"
         )
     return int(errors[: len(golden)].max()), int(errors[len(golden) :].max())
@@ -181,6 +245,7 @@ def _check_target(model: Path) -> None:
 
 __all__ = [
     "ExportReport",
+    "export_imported",
     "export_policy",
     "float_policy",
     "float_twin",

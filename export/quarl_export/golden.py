@@ -6,7 +6,6 @@ time, never from the network it was made of.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_device.contract import PolicyContract
-from quarl_device.errors import ModelFileError, NonFiniteError, UsageError
+from quarl_device.errors import NonFiniteError, UsageError
 from quarl_device.policy_file import GoldenVectors
-from quarl_device.runtime import PolicyRuntime, find_runtime
-from quarl_export.graph import output_scale
+from quarl_device.runtime import PolicyRuntime
+from quarl_export.file_runner import output_step, run_file
 from quarl_export.networks import NetworkSpec
 from quarl_export.snapshot import PolicySnapshot
 
@@ -72,7 +71,8 @@ def by_key(contract: PolicyContract, observations: Mapping[str, ArrayLike] | Arr
         raise UsageError(f"golden observations have keys {sorted(given)}, the contract {sorted(keys)}")
     arrays = {spec.key: np.ascontiguousarray(given[spec.key], spec.dtype) for spec in contract.observations}
     for spec in contract.observations:
-        if arrays[spec.key].shape[1:] != spec.shape or not len(arrays[spec.key]):
+        shape = (spec.stack, *spec.shape) if spec.stack > 1 else spec.shape
+        if arrays[spec.key].shape[1:] != shape or not len(arrays[spec.key]):
             raise UsageError(f"golden observations {spec.key!r} have shape {arrays[spec.key].shape}")
     if len({len(values) for values in arrays.values()}) != 1:
         raise UsageError("golden observations differ in count from key to key")
@@ -85,6 +85,7 @@ def run_goldens(
     observations: Mapping[str, ArrayLike] | ArrayLike,
     *,
     runtime: PolicyRuntime | None = None,
+    tolerance_lsb: int = TOLERANCE_LSB,
 ) -> GoldenVectors:
     """Run `model` on `observations` in the TFLite runtime and return both as golden vectors.
 
@@ -93,6 +94,7 @@ def run_goldens(
         contract: names the tensors.
         observations: per key ``[count, *shape]``, or one such array for a single key.
         runtime: default: the first installed.
+        tolerance_lsb: how far another runtime's answers may be off.
 
     Raises:
         ModelFileError: the runtime does not take the file.
@@ -104,41 +106,6 @@ def run_goldens(
     for role, values in outputs.items():
         if not np.isfinite(values).all():
             raise NonFiniteError(f"policy: output {role!r} holds NaN or Inf")
-        scale = output_scale(model, contract.head.outputs[role])
-        lsb[role] = scale or _FLOAT_LSB * max(1.0, float(np.abs(values).max()))
-    return GoldenVectors(observations=arrays, outputs=outputs, lsb=lsb, tolerance_lsb=TOLERANCE_LSB)
-
-
-@functools.lru_cache(maxsize=1)
-def _default_runtime() -> PolicyRuntime:
-    # Looking through the installed entry points takes longer than a whole push.
-    return find_runtime()
-
-
-def run_file(
-    model: bytes,
-    contract: PolicyContract,
-    observations: Mapping[str, NDArray[Any]],
-    *,
-    runtime: PolicyRuntime | None = None,
-) -> dict[str, NDArray[np.float32]]:
-    """Run `model` on each observation alone, as a device does.
-
-    Returns:
-        Per role, float32 ``[count, ...]``.
-
-    Raises:
-        ModelFileError: the runtime does not take the file.
-    """
-    inputs = {spec.key: spec.tensor for spec in contract.observations}
-    roles = dict(contract.head.outputs)
-    loaded = (runtime or _default_runtime()).load(model, inputs=list(inputs.values()), outputs=list(roles.values()))
-    singles = {key: np.ascontiguousarray(values, np.float32) for key, values in observations.items()}
-    rows: dict[str, list[NDArray[np.float32]]] = {role: [] for role in roles}
-    for index in range(len(next(iter(singles.values())))):
-        results = loaded.run({inputs[key]: values[index : index + 1] for key, values in singles.items()})
-        for role, tensor in roles.items():
-            rows[role].append(np.array(results[tensor][0], np.float32))
-    if not all(rows.values()):
-        raise ModelFileError("no observation to run the file on")
-    return {role: np.stack(values) for role, values in rows.items()}
+        largest = max(1.0, float(np.abs(values).max()))
+        lsb[role] = output_step(model, contract.head.outputs[role]) or _FLOAT_LSB * largest
+    return GoldenVectors(observations=arrays, outputs=outputs, lsb=lsb, tolerance_lsb=tolerance_lsb)

@@ -6,9 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from quarl_device.contract import Head, Normalizer, PolicyContract
+import numpy as np
+
+from quarl_device.contract import Head, Normalizer, ObservationSpec, PolicyContract
+from quarl_device.errors import UsageError
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, encode_metadata
 from quarl_export.graph import repack
+from quarl_export.ir import ImportedPolicy
 from quarl_export.networks import NetworkSpec
 
 
@@ -31,3 +35,62 @@ def complete(contract: PolicyContract, spec: NetworkSpec, *, scheme: str, normal
 def attach(model: bytes, contract: PolicyContract, golden: GoldenVectors, provenance: Mapping[str, Any]) -> bytes:
     """Return `model` with the policy metadata in it; an older entry is replaced."""
     return repack(model, metadata={METADATA_NAME: encode_metadata(contract, golden, provenance)})
+
+
+def complete_policy(policy: ImportedPolicy, *, scheme: str, io: str) -> PolicyContract:
+    """Return the contract of a file made from an imported policy.
+
+    Inputs are named after observation keys and outputs after roles. With float ends the normaliser is in the graph and
+    its constants leave the contract; with integer ends they stay in it, for the device.
+    """
+    contract, normalizer = policy.contract, policy.contract.normalizer
+    if not normalizer.offset:
+        placed = Normalizer()
+    elif io == "float32":
+        placed = Normalizer(where="graph")
+    else:
+        placed = _on_device(policy)
+    return dataclasses.replace(
+        contract,
+        scheme=scheme,
+        observations=tuple(dataclasses.replace(given, tensor=given.key) for given in contract.observations),
+        head=dataclasses.replace(contract.head, outputs={role: role for role in contract.head.outputs}),
+        normalizer=placed,
+    )
+
+
+def _on_device(policy: ImportedPolicy) -> Normalizer:
+    """Return the normaliser as a device applies it: to one frame, as the environment gives it.
+
+    The graph's constants are of its input: stacked frames joined, images with channels last.
+
+    Raises:
+        UsageError: it differs from frame to frame.
+    """
+    normalizer = policy.contract.normalizer
+    shapes = {item.key: item.shape for item in policy.graph.inputs}
+    offset, scale = (
+        {spec.key: _per_frame(spec, shapes[spec.key], part[spec.key])
+         for spec in policy.contract.observations if spec.key in part}
+        for part in (normalizer.offset, normalizer.scale)
+    )  # fmt: skip
+    return dataclasses.replace(normalizer, where="device", offset=offset, scale=scale)
+
+
+def _per_frame(spec: ObservationSpec, shape: tuple[int, ...], values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(set(values)) == 1:
+        return values[:1]
+    frame, stack = spec.shape, spec.stack
+    constants = np.asarray(values, np.float64)
+    if len(frame) == 3 and len(shape) == 3 and shape != (*frame[:2], frame[2] * stack):
+        # The environment has channels first.
+        frames = np.moveaxis(constants.reshape(shape), -1, 0).reshape(stack, *frame)
+    else:
+        last = frame[-1:] or (1,)
+        frames = np.moveaxis(constants.reshape(*frame[:-1], stack, *last), -2, 0)
+    if not (frames == frames[0]).all():
+        raise UsageError(
+            f"the normaliser of {spec.key!r} differs from frame to frame of its stack, which a device cannot apply",
+            hint="use --io float32: the normaliser is in the file then",
+        )
+    return tuple(frames[0].ravel().tolist())

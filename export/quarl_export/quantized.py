@@ -282,10 +282,12 @@ def _with_bias(tensor: Any, arrays: list[Any]) -> Any:
 
 def _layer_norm(layer: Layer, operands: Sequence[Any], arrays: list[Any]) -> Any:
     (x,) = operands
-    centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
-    spread = tf.sqrt(variance + np.float32(layer.settings.get("epsilon", 1e-3)))
-    return centred / spread * arrays[0] + arrays[1]
+    # A sum, since the converter would compute a mean of int8 values in int8, on their own scale.
+    centred = x - tf.reduce_sum(x, axis=-1, keepdims=True) * np.float32(1.0 / x.shape[-1])
+    # Products and RSQRT alone: square, sqrt and division would be three operators more for a device to allow.
+    variance = tf.reduce_mean(centred * centred, axis=-1, keepdims=True)
+    inverse = tf.math.rsqrt(variance + np.float32(layer.settings.get("epsilon", 1e-3)))
+    return centred * inverse * arrays[0] + arrays[1]
 
 
 def _single(function: Callable[[Any], Any]) -> Callable[[Layer, Sequence[Any], list[Any]], Any]:

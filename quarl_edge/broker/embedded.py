@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from quarl_device.errors import BrokerStartFailed, UsageError
+from quarl_device.errors import BrokerStartFailed, LinkLost, UsageError
 
 _HOST = "127.0.0.1"
 _MAX_LINE_BYTES = 256
@@ -86,6 +86,12 @@ class EmbeddedBroker:
     def running(self) -> bool:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
+
+    def check(self) -> None:
+        """Raise LinkLost where the process has ended by itself."""
+        status = None if self._process is None else self._process.poll()
+        if status is not None:
+            raise LinkLost(f"{self._failed(f'ended with status {status}').message}", hint="go on with --resume")
 
     def start(self) -> None:
         """Start the process; returns when it accepts connections.

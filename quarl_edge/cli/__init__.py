@@ -1,50 +1,14 @@
-"""The command `quarl-edge`, one module per subcommand."""
+"""The command `quarl-edge`, one module per subcommand.
+
+This module imports nothing that takes time: an interrupt must find `main` in charge from the first moment on.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
 
-import typer
-
-from quarl_device.errors import QuarlError
-from quarl_edge import __version__
-from quarl_edge.cli.bench import bench
-from quarl_edge.cli.demo import demo
-from quarl_edge.cli.evaluate import evaluate
-from quarl_edge.cli.export import export
-from quarl_edge.cli.output import Format, keep_examples, write_error
-from quarl_edge.cli.train import train
-
-app = typer.Typer(
-    name="quarl-edge",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (demo, train, export, evaluate):
-    app.command(help=keep_examples(command))(command)
-app.add_typer(bench, name="bench")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(f"quarl-edge {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Train int8 policies in TensorFlow, act with them on a Raspberry Pi, over MQTT.
-
-    Start with: quarl-edge demo
-    """
+from quarl_edge.cli.interrupts import INTERRUPTED, quit_at_interrupt
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,27 +18,41 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: without the program's name; `None` for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 ran and failed, 2 wrong usage, or the error's own (see `quarl_device.errors`).
+        The exit code: 0 done, 1 ran and failed, 2 wrong usage, 130 interrupted, or the error's own (see
+        `quarl_device.errors`).
     """
-    words = sys.argv[1:] if arguments is None else arguments
+    _open_standard_streams()
     try:
-        app(args=words, prog_name="quarl-edge")
-    except QuarlError as error:
-        write_error(error, _format_of(words))
-        return error.code
+        with quit_at_interrupt():
+            from quarl_edge.cli.app import run
+        return _flushed(run(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
-        sys.stderr.write("quarl-edge: interrupted\n")
-        return 130
-    except SystemExit as ended:
-        # Wrong usage has been explained by the parser itself.
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return 0
+        return INTERRUPTED
 
 
-def _format_of(words: list[str]) -> Format:
-    """Find `--format` without parsing, since parsing may be what failed."""
-    joined = " ".join(words)
-    return Format.JSON if "--format json" in joined or "--format=json" in joined else Format.TEXT
+def _open_standard_streams() -> None:
+    """Give streams that the shell closed (`>&-`) a place to go, lest the next file that is opened becomes stdout."""
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(opened)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - a descriptor, open until the end
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _flushed(code: int) -> int:
+    """Write what is left for stdout; a command that could not deliver ends with 1, quietly if its reader has gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter flushes once more when it ends, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"quarl-edge: error: stdout: {error.strerror}\n")
+        return code or 1
+    return code
 
 
 if __name__ == "__main__":

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from quarl_device.environments import check_registered
 from quarl_device.errors import NotSolved, UsageError
-from quarl_edge.cli.output import Format, write_json, write_table
+from quarl_device.wire.keys import LearnerKey
+from quarl_edge.cli.interrupts import quit_at_interrupt
+from quarl_edge.cli.output import Format, check_target, write_json, write_table
+from quarl_edge.cli.summary import audit_rows, milliseconds, selection
+from quarl_edge.config import TrainConfig, make_config
 from quarl_edge.extras import require_learner
+from quarl_edge.learner.result import TrainResult
 from quarl_edge.machine import describe_machine
+from quarl_edge.progress import make_progress
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
-from quarl_edge.task import look_at
+from quarl_edge.task import EMBEDDED_BROKER, check_company, look_at
 
 DEMO_ENV = "CartPole-v1"
 
@@ -36,11 +43,15 @@ class DemoReport:
         updates_per_s: over `train_s`.
         actor_steps_per_s: environment steps over `train_s`, both actors together, held back by the limiter.
         pushes: policies published.
+        audited: pushes compared with a real conversion.
+        audit_failures: of these, how many differed.
         push_ms_p50: variables read to verified, self-tested and ready for an actor's next step.
         prepare_ms_p50: variables read to signed bytes, the learner's part of the push.
         int8_return_mean: greedy, of the exported file.
         float_return_mean: greedy, of the same weights unquantized, in the same runtime, on the same start seeds.
         fresh_return_mean: of the exported file on start seeds that no judgement of this run has seen.
+        judgements: of int8 files while training; the exported file is the best of them, on the same start seeds.
+        last_return_mean: of the last judgement, which need not be the best.
         episodes: of each of these means.
         episode_seed: first of the start seeds.
         goal_return: what counts as solved.
@@ -64,11 +75,15 @@ class DemoReport:
     updates_per_s: float
     actor_steps_per_s: float
     pushes: int
+    audited: int
+    audit_failures: int
     push_ms_p50: float | None
-    prepare_ms_p50: float
+    prepare_ms_p50: float | None
     int8_return_mean: float
     float_return_mean: float
     fresh_return_mean: float
+    judgements: int
+    last_return_mean: float | None
     episodes: int
     episode_seed: int
     goal_return: float
@@ -102,55 +117,65 @@ def demo(
     """
     started = time.monotonic()
     require_learner("demo")
-    from quarl_device.wire.keys import LearnerKey
-    from quarl_edge.config import make_config
-    from quarl_edge.learner.stop import StopSignal
-    from quarl_edge.local.training import run_training
-    from quarl_edge.progress import make_progress
-
-    asked: dict[str, Any] = {"seed": seed, "actors": actors}
-    if steps is not None:
-        asked["steps"] = steps
+    check_target(model)
     check_registered(env)
-    config = make_config(env, asked=asked, settings=settings or [])
+    asked = {"seed": seed, "actors": actors, "steps": steps}
+    config = make_config(env, asked={k: v for k, v in asked.items() if v is not None}, settings=settings or [])
     if config.goal_return is None:
         raise UsageError(f"{env} has no goal to reach", hint="name one: --set goal_return=NUMBER")
+    check_company(config, EMBEDDED_BROKER)
     look_at(config)
+    report, reason = _run(config, runs, model, started)
+    _show(report, output)
+    if not report.solved:
+        raise NotSolved(
+            f"{env} was not solved: the int8 file reached {report.int8_return_mean:.1f} of {report.goal_return:g} "
+            f"in {report.env_steps:,} steps ({reason})",
+            hint="another --seed, or more --steps",
+        )
+
+
+def _run(config: TrainConfig, runs: Path, model: Path, started: float) -> tuple[DemoReport, str]:
+    """Train, export and judge; returns the report and why training ended."""
+    with quit_at_interrupt():
+        from quarl_edge.learner.stop import StopSignal
+        from quarl_edge.local.training import run_training
+
     directory = RunDirectory.create(config, root=runs)
     progress = make_progress()
     try:
-        progress.note(f"{env}, seed {seed}: an embedded broker, a learner and {actors} actors; run {directory.path}")
+        progress.note(
+            f"{config.env_id}, seed {config.seed}: an embedded broker, a learner and {config.actors} actors; "
+            f"run {directory.path}"
+        )
         with StopSignal() as stop:
             result = run_training(
                 config,
                 directory,
-                broker="embedded",
+                broker=EMBEDDED_BROKER,
                 fleet="demo",
                 # Made for this run alone: the user's own key signs nothing in a demo.
                 key=LearnerKey.generate(),
                 progress=progress,
                 stop=stop,
             )
-        progress.note("exporting and judging the file")
         if result.best is None:
             raise NotSolved(f"ended ({result.reason.value}) before the first policy was judged")
-        report = _judge(config, directory, result, model, started)
+        progress.note("exporting and judging the file")
+        return _judge(config, directory, result, model, started), result.reason.value
     finally:
         progress.close()
-    _show(report, output)
-    if not report.solved:
-        raise NotSolved(
-            f"{env} was not solved: the int8 file reached {report.int8_return_mean:.1f} of {report.goal_return:g} "
-            f"in {report.env_steps:,} steps ({result.reason.value})",
-            hint="another --seed, or more --steps",
-        )
 
 
-def _judge(config: Any, directory: RunDirectory, result: Any, model: Path, started: float) -> DemoReport:
+def _judge(
+    config: TrainConfig, directory: RunDirectory, result: TrainResult, model: Path, started: float
+) -> DemoReport:
     from quarl_device.evaluate import evaluate
     from quarl_device.policy_file import read_policy, read_policy_path
     from quarl_export.export import export_policy, float_policy
 
+    # `demo` has refused a configuration without one.
+    goal = math.inf if config.goal_return is None else config.goal_return
     exported = export_policy(directory.policy, model)
     file = read_policy_path(model)
     episodes, seed = config.evaluate_episodes, config.evaluate_seed
@@ -162,22 +187,26 @@ def _judge(config: Any, directory: RunDirectory, result: Any, model: Path, start
         env=config.env_id,
         algorithm=config.algorithm,
         seed=config.seed,
-        solved=int8.return_mean >= config.goal_return,
+        solved=int8.return_mean >= goal,
         wall_s=time.monotonic() - started,
         train_s=result.train_s,
         env_steps=result.env_steps,
         updates=result.updates,
         updates_per_s=result.updates / max(result.train_s, 1e-9),
-        actor_steps_per_s=result.env_steps / max(result.train_s, 1e-9),
+        actor_steps_per_s=result.actor_steps_per_s,
         pushes=result.pushes,
+        audited=result.audited,
+        audit_failures=result.audit_failures,
         push_ms_p50=result.push_ms_p50,
         prepare_ms_p50=result.prepare_ms_p50,
         int8_return_mean=int8.return_mean,
         float_return_mean=unquantized.return_mean,
         fresh_return_mean=fresh.return_mean,
+        judgements=result.judgements,
+        last_return_mean=result.last_return_mean,
         episodes=episodes,
         episode_seed=seed,
-        goal_return=config.goal_return,
+        goal_return=goal,
         policy_bytes=exported.bytes,
         float_bytes=len(float_file.data),
         act_us_p50=int8.act_us_p50,
@@ -192,29 +221,31 @@ def _show(report: DemoReport, output: Format) -> None:
     if output is Format.JSON:
         write_json(asdict(report))
         return
-    seeds = f"{report.episodes} greedy episodes, start seeds {report.episode_seed}.."
-    push = "-" if report.push_ms_p50 is None else f"{report.push_ms_p50:.1f} ms"
-    rows = [
-        ("solved", "yes" if report.solved else "no"),
-        ("int8 return", f"{report.int8_return_mean:.1f}  ({seeds}; goal {report.goal_return:g})"),
-        ("float return", f"{report.float_return_mean:.1f}  (same weights unquantized, same starts)"),
-        ("int8, fresh starts", f"{report.fresh_return_mean:.1f}  (start seeds {report.episode_seed + 10_000}..)"),
-        ("training", f"{report.train_s:.1f} s  ({report.wall_s:.1f} s with set-up and judging)"),
-        ("env steps", f"{report.env_steps:,}  ({report.actor_steps_per_s:,.0f}/s, held back by the replay limiter)"),
-        ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
-        (
-            "pushes",
-            f"{report.pushes}  ({push} p50 to ready on an actor, {report.prepare_ms_p50:.1f} ms in the learner)",
-        ),
-        ("file", f"{report.policy_bytes:,} bytes int8, {report.float_bytes:,} bytes float"),
-        ("act", f"{report.act_us_p50:.1f} µs p50, observation in, action out"),
-        ("runtime", report.runtime),
-        ("machine", report.machine),
-    ]
     following = [
         f"quarl-edge evaluate {report.model} --episodes 100",
         f"tensorboard --logdir {report.run}/tb",
         "quarl-edge train Acrobot-v1",
         "quarl-device run --help     (an actor on a Raspberry Pi)",
     ]
-    write_table(f"{report.env} · {report.algorithm} · seed {report.seed} · {report.model}", rows, following)
+    write_table(f"{report.env} · {report.algorithm} · seed {report.seed} · {report.model}", _rows(report), following)
+
+
+def _rows(report: DemoReport) -> list[tuple[str, str]]:
+    seeds = f"{report.episodes} greedy episodes, start seeds {report.episode_seed}.."
+    ready, made = milliseconds(report.push_ms_p50), milliseconds(report.prepare_ms_p50)
+    return [
+        ("solved", "yes" if report.solved else "no"),
+        ("int8 return", f"{report.int8_return_mean:.1f}  ({seeds}; goal {report.goal_return:g})"),
+        ("chosen as", selection(report.judgements, report.episodes, report.last_return_mean)),
+        ("float return", f"{report.float_return_mean:.1f}  (same weights unquantized, same starts)"),
+        ("int8, fresh starts", f"{report.fresh_return_mean:.1f}  (start seeds {report.episode_seed + 10_000}..)"),
+        ("training", f"{report.train_s:.1f} s  ({report.wall_s:.1f} s with set-up and judging)"),
+        ("env steps", f"{report.env_steps:,}  ({report.actor_steps_per_s:,.0f}/s, held back by the replay limiter)"),
+        ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
+        ("pushes", f"{report.pushes}  ({ready} p50 to ready on an actor, {made} in the learner)"),
+        *audit_rows(report.audited, report.audit_failures),
+        ("file", f"{report.policy_bytes:,} bytes int8, {report.float_bytes:,} bytes float"),
+        ("act", f"{report.act_us_p50:.1f} µs p50, observation in, action out"),
+        ("runtime", report.runtime),
+        ("machine", report.machine),
+    ]

@@ -8,17 +8,22 @@ from typing import Annotated
 import typer
 
 from quarl_device.environments import EnvSpec
+from quarl_device.errors import ModelError
+from quarl_device.evaluate import MAX_EPISODES, Evaluation
 from quarl_device.evaluate import evaluate as play
 from quarl_device.policy_file import read_policy_path
 from quarl_device.runtime import find_runtime
-from quarl_edge.cli.output import Format, write_json, write_table
+from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
 from quarl_edge.progress import EpisodeProgress
+
+# Leaves the last episode of any number a seed that gymnasium takes.
+_MAX_SEED = 2**31 - 1 - MAX_EPISODES
 
 
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A policy file made by 'quarl-edge export'.", show_default=False)],
     episodes: Annotated[int, typer.Option(help="Greedy episodes to play.", min=1, max=100_000)] = 20,
-    seed: Annotated[int, typer.Option(help="Episode i starts from seed + i.", min=0, max=2**31 - 1)] = 1000,
+    seed: Annotated[int, typer.Option(help="Episode i starts from seed + i.", min=0, max=_MAX_SEED)] = 1000,
     env: Annotated[str, typer.Option(help="Another gymnasium id than the file's contract names.")] = "",
     runtime: Annotated[str, typer.Option(help="Runtime to play in: litert or tflite-runtime.")] = "",
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
@@ -29,7 +34,8 @@ def evaluate(
       quarl-edge evaluate model.tflite
       quarl-edge evaluate model.tflite --episodes 100 --seed 7 --format json
     """
-    policy = read_policy_path(model)
+    with hint_where_none("make one with: quarl-edge export model.tflite", ModelError):
+        policy = read_policy_path(model)
     with EpisodeProgress(episodes) as progress:
         result = play(
             policy,
@@ -40,27 +46,34 @@ def evaluate(
             progress=progress.advance,
         )
     if output is Format.JSON:
-        write_json(
-            {
-                "env": result.env_id,
-                "episodes": result.episodes,
-                "seed": result.seed,
-                "return_mean": result.return_mean,
-                "return_std": result.return_std,
-                "returns": list(result.returns),
-                "runtime": result.runtime,
-                "sha256": result.sha256,
-                "act_us_p50": result.act_us_p50,
-            }
-        )
-        return
-    low, high = min(result.returns), max(result.returns)
+        _write_json(result)
+    else:
+        _write_table(model, result)
+
+
+def _write_json(result: Evaluation) -> None:
+    write_json(
+        {
+            "env": result.env_id,
+            "episodes": result.episodes,
+            "seed": result.seed,
+            "return_mean": result.return_mean,
+            "return_std": result.return_std,
+            "returns": list(result.returns),
+            "runtime": result.runtime,
+            "sha256": result.sha256,
+            "act_us_p50": result.act_us_p50,
+        }
+    )
+
+
+def _write_table(model: Path, result: Evaluation) -> None:
+    low, high, last = min(result.returns), max(result.returns), result.seed + result.episodes - 1
     rows = [
         ("environment", result.env_id),
         ("return", f"{result.return_mean:.1f} ± {result.return_std:.1f}  (min {low:.1f}, max {high:.1f})"),
-        ("episodes", f"{result.episodes}, start seeds {seed}..{seed + result.episodes - 1}, greedy"),
+        ("episodes", f"{result.episodes}, start seeds {result.seed}..{last}, greedy"),
         ("act", f"{result.act_us_p50:.1f} µs p50"),
         ("runtime", result.runtime),
-        ("sha256", result.sha256),
     ]
-    write_table(str(model), rows)
+    write_table(str(model), rows, below=[f"sha256 {result.sha256}"])

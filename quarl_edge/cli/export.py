@@ -1,38 +1,155 @@
-"""`quarl-edge export`: a run's policy as one verified int8 file."""
+"""`quarl-edge export`: any trained policy as one verified TFLite file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quarl_edge.cli.output import Format, write_json, write_table
+from quarl_device.errors import LearnerError
+from quarl_device.inspect.edge_tpu import judge
+from quarl_device.policy_file import read_policy_path
+from quarl_edge.cli.calibration import PLAY, journal_observations, named_observations
+from quarl_edge.cli.inspect import compile_where_possible
+from quarl_edge.cli.interrupts import quit_at_interrupt
+from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
 from quarl_edge.extras import require_learner
 from quarl_edge.runs import DEFAULT_ROOT, latest_policy
+
+if TYPE_CHECKING:
+    from quarl_export.calibration import CalibrationData
+    from quarl_export.export import ExportReport
 
 
 def export(
     model: Annotated[Path, typer.Argument(help="Where to write, such as model.tflite.", show_default=False)],
     source: Annotated[
-        Path | None, typer.Option("--from", help="A run, or a policy checkpoint. Default: the latest run.")
+        Path | None,
+        typer.Option(
+            "--from",
+            help="A run, a policy checkpoint, a Keras model (.keras, .h5, SavedModel), a float .tflite, or a "
+            "Stable-Baselines3 .zip. Default: the latest run.",
+        ),
     ] = None,
+    scheme: Annotated[str, typer.Option(help="float32, float16, dynamic, int8 or int16x8.")] = "int8",
+    per_channel: Annotated[
+        bool, typer.Option("--per-channel/--per-tensor", help="Scales of dense weights: one per unit, or one.")
+    ] = False,
+    io: Annotated[str, typer.Option(help="Inputs and outputs: float32, or int8 and uint8 (Coral).")] = "float32",
+    runtime: Annotated[str, typer.Option(help="What must load the file: litert or tflite-2.14.")] = "litert",
+    env: Annotated[str, typer.Option(help="Environment of the policy, where its file does not name one.")] = "",
+    calibrate: Annotated[
+        str, typer.Option(help="Find ranges with an npz of observations, a run's experience, or by playing: env.")
+    ] = "",
+    range_rule: Annotated[
+        str, typer.Option("--range", help="Ranges from data: minmax, percentile or bounds (the space's own).")
+    ] = "minmax",
+    percentile: Annotated[float, typer.Option(help="Of --range percentile.")] = 99.9,
+    steps: Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)] = 1024,
+    seed: Annotated[int, typer.Option(help="Of playing.", min=0, max=2**31 - 1)] = 0,
+    keep_float: Annotated[list[str] | None, typer.Option(help="A layer to keep in float; may be given often.")] = None,
+    vecnormalize: Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")] = (
+        None
+    ),
+    head: Annotated[str, typer.Option(help="What outputs mean: q_values, logits, action or gaussian.")] = "",
+    center_q: Annotated[
+        bool, typer.Option("--center-q", help="Take the mean over actions out of Q values: finer steps, same actions.")
+    ] = False,
+    report_into: Annotated[
+        Path | None, typer.Option("--report", help="Write an HTML page against float into this directory.")
+    ] = None,
+    edge_tpu: Annotated[
+        bool, typer.Option("--edge-tpu", help="Compile it for a Coral, if edgetpu_compiler is on the PATH.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write a file whose checks fail, and mark it.")] = False,
     runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = DEFAULT_ROOT,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
-    """Write the latest run's policy as one int8 TFLite file with its contract and golden vectors inside.
+    """Write a trained policy as one TFLite file with its contract and golden vectors inside.
 
-    The file is read back and checked in the TFLite runtime before the command ends well.
+    Without --from it is the latest run's, as int8. The file is checked before it is written (codes Q01 to Q12), read
+    back, and run in the TFLite runtime before the command ends well.
 
     Examples:
       quarl-edge export model.tflite
-      quarl-edge export model.tflite --from runs/CartPole-v1-dqn-20260101T120000Z-s0
+      quarl-edge export model.tflite --from ppo.zip --env CartPole-v1 --vecnormalize stats.pkl
+      quarl-edge export model.tflite --from actor.keras --env Pendulum-v1 --calibrate recorded.npz --io int8
     """
-    policy = latest_policy(source=source, root=runs)
+    check_target(model)
+    checkpoint = _checkpoint(source, runs)
     require_learner("export")
-    from quarl_export.export import export_policy
+    with quit_at_interrupt():
+        from quarl_export.calibration import RangeRule
+        from quarl_export.export import export_imported, export_policy
+        from quarl_export.importers import ImportOptions, import_policy
+        from quarl_export.pipeline import ExportOptions
+        from quarl_export.schemes import SchemeOptions
 
-    report = export_policy(policy, model)
+    options = ExportOptions(
+        scheme=SchemeOptions(
+            scheme=scheme,  # type: ignore[arg-type]  # checked there, as the next ones
+            io=io,  # type: ignore[arg-type]
+            per_channel=per_channel,
+            keep_float=frozenset(keep_float or ()),
+            runtime=runtime,  # type: ignore[arg-type]
+        ),
+        rule=RangeRule(kind=range_rule, percentile=percentile),  # type: ignore[arg-type]
+        recalibrate=bool(calibrate),
+        force=force,
+        center_q=center_q,
+    )
+    with hint_where_none(
+        f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo", LearnerError
+    ):
+        place = checkpoint or source or Path()
+        policy = import_policy(
+            place,
+            options=ImportOptions(env_id=env, head=head or None, vecnormalize=vecnormalize),  # type: ignore[arg-type]
+        )
+        # Without --calibrate: what the run has recorded, or what playing its environment shows.
+        named = calibrate or (PLAY if checkpoint is None and policy.contract.env_id else "")
+        data: CalibrationData | None
+        if named:
+            data = named_observations(named, policy, env_id=env, steps=steps, seed=seed)
+        else:
+            data = None if checkpoint is None else journal_observations(checkpoint, policy.contract)
+        if checkpoint is not None:
+            report = export_policy(checkpoint, model, options=options, data=data)
+        else:
+            report = export_imported(policy, model, options=options, data=data)
+    extras = _extras(report, report_into, edge_tpu=edge_tpu)
+    _show(report, str(place), output, extras)
+
+
+def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> dict[str, tuple[Any, str]]:
+    """Return what was asked for beside the file: JSON value and text by name."""
+    extras: dict[str, tuple[Any, str]] = {}
+    if directory is not None and report.built is not None:
+        from quarl_export.export_report import write_export_report
+
+        page = str(write_export_report(report.built, directory))
+        extras["report"] = page, page
+    if edge_tpu:
+        verdict = judge(read_policy_path(report.model).graph)
+        compiled = compile_where_possible(report.model)
+        told = "edgetpu_compiler is not on the PATH; the static check says " if compiled is None else ""
+        told += compiled[1] if compiled else "compatible" if verdict.compatible else "not compatible"
+        value = {**verdict.to_json(), "compiler": compiled[0] if compiled else None}
+        extras["edge_tpu"] = value, told
+    return extras
+
+
+def _checkpoint(source: Path | None, runs: Path) -> Path | None:
+    """Return the policy directory of a run, `None` for a source of another kind."""
+    if source is None or not source.exists():
+        return latest_policy(source=source, root=runs)
+    ours = any((source / name).is_file() for name in ("policy.json", "policy/policy.json", "config.json"))
+    return latest_policy(source=source, root=runs) if ours else None
+
+
+def _show(report: ExportReport, place: str, output: Format, extras: dict[str, tuple[Any, str]]) -> None:
+    checks = [result.to_json() for result in report.checks]
     if output is Format.JSON:
         write_json(
             {
@@ -43,19 +160,28 @@ def export(
                 "env": report.env,
                 "golden_vectors": report.golden_vectors,
                 "max_lsb_error": report.max_lsb_error,
-                "from": str(policy),
+                "from": place,
+                "runtime": report.runtime,
+                "checks": checks,
+                "forced": list(report.forced),
+                **{name: value for name, (value, _) in extras.items()},
             }
         )
         return
+    error = (
+        "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
+    )
     rows = [
-        ("environment", report.env),
+        ("environment", report.env or "not named"),
         ("scheme", report.scheme),
         ("size", f"{report.bytes:,} bytes"),
-        (
-            "golden vectors",
-            f"{report.golden_vectors}, max error {report.max_lsb_error} LSB against the fake-quant network",
-        ),
-        ("from", str(policy)),
-        ("sha256", report.sha256),
+        ("golden vectors", f"{report.golden_vectors}{error}"),
+        ("from", place),
     ]
-    write_table(str(report.model), rows, [f"quarl-edge evaluate {report.model}"])
+    rows += [
+        (f"{result.code} {result.name}", ("" if result.passed else "FAILED: ") + result.message)
+        for result in report.checks
+    ]
+    rows += [(name.replace("_", " "), text) for name, (_, text) in extras.items()]
+    next_one = f"quarl-edge evaluate {report.model}"
+    write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])

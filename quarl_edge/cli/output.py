@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
+import logging
 import math
+import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from quarl_device.errors import QuarlError
+from quarl_device.errors import CheckFailed, ModelFileError, QuarlError
 
 
 class Format(StrEnum):
@@ -23,6 +28,44 @@ class Format(StrEnum):
 def keep_examples(command: Callable[..., None]) -> str:
     """Return a command's docstring as its help, with the lines of its examples kept apart (click's backspace mark)."""
     return (inspect.getdoc(command) or "").replace("\nExamples:\n", "\n\b\nExamples:\n")
+
+
+class _Logged(logging.Handler):
+    """Log records as a person reads them; on the stderr of the moment, which a live line may have put itself before."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"quarl-edge: {record.levelname.lower()}: {self.format(record)}\n")
+
+
+def log_for_people() -> None:
+    """Have warnings of all parts written to stderr; nothing where somebody listens already (tests)."""
+    logging.basicConfig(handlers=[_Logged()], format="%(message)s", level=logging.WARNING)
+
+
+@contextlib.contextmanager
+def hint_where_none(hint: str, *kinds: type[QuarlError]) -> Iterator[None]:
+    """Add `hint` to errors of `kinds` that come without one."""
+    try:
+        yield
+    except kinds as error:
+        error.hint = error.hint or hint
+        raise
+
+
+def check_target(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work that makes its content.
+
+    Raises:
+        ModelFileError: a directory, or one that is missing or not writable around it.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise ModelFileError(f"model cannot be written: {path} is a directory", hint="name a file: model.tflite")
+    if not folder.is_dir():
+        raise ModelFileError(f"model cannot be written: there is no directory {folder}", hint=f"mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ModelFileError(f"model cannot be written: no permission to write in {folder.absolute()}")
 
 
 def write_json(data: Mapping[str, Any]) -> None:
@@ -38,15 +81,20 @@ def write_line(text: str) -> None:
 
 def write_error(error: QuarlError, output: Format) -> None:
     """Write an error: one line on stderr, and in JSON mode an object on stdout too."""
-    sys.stderr.write(f"quarl-edge: error: {error}\n")
-    if output is Format.JSON:
-        write_json(
-            {"error": {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}}
-        )
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"quarl-edge: error: {error}\n")
+    if output is not Format.JSON:
+        return
+    # Stdout itself may be what failed.
+    with contextlib.suppress(OSError):
+        told = {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        write_json({"error": told, **({"checks": error.checks} if isinstance(error, CheckFailed) else {})})
 
 
-def write_table(title: str, rows: Sequence[tuple[str, str]], following: Sequence[str] = ()) -> None:
-    """Write a two-column table and the commands to try next."""
+def write_table(
+    title: str, rows: Sequence[tuple[str, str]], following: Sequence[str] = (), *, below: Sequence[str] = ()
+) -> None:
+    """Write a two-column table, lines that must stay whole to be copied, and the commands to try next."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -58,10 +106,20 @@ def write_table(title: str, rows: Sequence[tuple[str, str]], following: Sequence
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
+    for line in below:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if following:
         console.print("Next:", style="bold")
-        for command in following:
+        for command in (*_activation(), *following):
             console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _activation() -> list[str]:
+    """Return the command that has the shell find ours, where it would not (after `make demo` in a fresh clone)."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("quarl-edge") or not script.is_file():
+        return []
+    return [f". {script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script}"]
 
 
 def _finite(value: Any) -> Any:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quarl_device.environments import check_registered
-from quarl_device.errors import UsageError
+from quarl_device.errors import KeyFileError, UsageError
+from quarl_device.link import BrokerURL, read_password
 from quarl_device.names import DEFAULT_FLEET, check_name
 from quarl_device.paths import config_dir
 from quarl_device.wire.keys import LearnerKey
-from quarl_edge.cli.output import Format, write_json, write_table
-from quarl_edge.config import TrainConfig, make_config
+from quarl_edge.cli.interrupts import quit_at_interrupt
+from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
+from quarl_edge.cli.resume import next_budget, resumed_config
+from quarl_edge.cli.summary import audit_rows, refused_rows, selection
+from quarl_edge.config import ALGORITHMS, TrainConfig, make_config
 from quarl_edge.extras import require_learner
+from quarl_edge.learner.result import StopReason, TrainResult
+from quarl_edge.progress import make_progress
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
-from quarl_edge.task import look_at
+from quarl_edge.task import EMBEDDED_BROKER, check_company, look_at
 
 
 def train(
     env: Annotated[str, typer.Argument(help="A registered gymnasium id, such as CartPole-v1.")] = "",
-    algorithm: Annotated[str, typer.Option(help="dqn.")] = "dqn",
-    actors: Annotated[int | None, typer.Option(help="Actor processes on this machine; 0: all elsewhere.")] = None,
+    algorithm: Annotated[str, typer.Option(help="dqn, the only one so far.")] = "",
+    actors: Annotated[int | None, typer.Option(help="Actor processes here; 0: all elsewhere, with --broker.")] = None,
     envs_per_actor: Annotated[int | None, typer.Option(help="Environments per actor, stepped as one batch.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Environment steps allowed.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Total of environment steps, over all sessions of a run.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     broker: Annotated[str, typer.Option(help="'embedded', or mqtt[s]://[user@]host[:port].")] = "embedded",
     fleet: Annotated[str, typer.Option(help="Fleet that this learner serves.")] = DEFAULT_FLEET,
@@ -47,7 +55,7 @@ def train(
       quarl-edge train Acrobot-v1 --actors 2 --steps 100000 --seed 3
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
-      quarl-edge train --resume --run runs/CartPole-v1-dqn-20260101T120000Z-s0
+      quarl-edge train --resume --run runs/CartPole-v1-dqn-20260101T120000Z-s0 --steps 100000
     """
     require_learner("train")
     check_name(fleet, kind="fleet")
@@ -55,102 +63,171 @@ def train(
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
         asked = {"actors": 1, **asked, "lockstep": True}
-    config, directory = (
-        _resumed(run, env, asked, settings) if resume else _fresh(run, env, algorithm, preset, asked, settings)
+    wishes = _Wishes(env=env, algorithm=algorithm, preset=preset, asked=asked, settings=tuple(settings or ()))
+    config = _resumed(run, wishes) if resume else _fresh(run, wishes)
+    check_company(config, broker)
+    if broker != EMBEDDED_BROKER:
+        BrokerURL.parse(broker)
+    access = _Access(
+        broker=broker,
+        fleet=fleet,
+        key=_learner_key(learner_key),
+        password=read_password(password_file),
+        takeover=takeover,
     )
-    from quarl_device.link import read_password
-    from quarl_edge.learner.stop import StopSignal
-    from quarl_edge.local.training import run_training
-    from quarl_edge.progress import make_progress
+    directory = RunDirectory(run) if resume and run else RunDirectory.create(config, path=run, root=DEFAULT_ROOT)
+    result = _run(config, directory, access, resume=resume)
+    if output is Format.JSON:
+        write_json(_summary(config, directory, result))
+    else:
+        _show(config, directory, result)
 
-    key = LearnerKey.load_or_create(learner_key or config_dir() / "learner.key")
+
+@dataclass(frozen=True, kw_only=True)
+class _Wishes:
+    """What the command line says about hyperparameters; "" and empty where it says nothing."""
+
+    env: str
+    algorithm: str
+    preset: str
+    asked: Mapping[str, Any]
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Access:
+    """How the learner meets its actors; see `run_training`."""
+
+    broker: str
+    fleet: str
+    key: LearnerKey
+    password: str | None
+    takeover: bool
+
+
+def _fresh(run: Path | None, wishes: _Wishes) -> TrainConfig:
+    if not wishes.env:
+        raise UsageError("which environment?", hint="quarl-edge train CartPole-v1")
+    check_registered(wishes.env)
+    config = make_config(
+        wishes.env,
+        algorithm=wishes.algorithm or ALGORITHMS[0],
+        preset=wishes.preset or None,
+        asked=wishes.asked,
+        settings=wishes.settings,
+    )
+    look_at(config)
+    return config
+
+
+def _resumed(run: Path | None, wishes: _Wishes) -> TrainConfig:
+    if run is None:
+        raise UsageError("--resume needs the run to continue", hint="add --run runs/NAME")
+    directory = RunDirectory.open(run)
+    directory.check_writable()
+    return resumed_config(
+        directory,
+        env=wishes.env,
+        algorithm=wishes.algorithm,
+        preset=wishes.preset,
+        asked=wishes.asked,
+        settings=wishes.settings,
+    )
+
+
+def _learner_key(file: Path | None) -> LearnerKey:
+    try:
+        path = file or config_dir() / "learner.key"
+    except RuntimeError:
+        raise KeyFileError("no home directory to keep the learner's key in", hint="--learner-key FILE") from None
+    with hint_where_none("another place for the key: --learner-key FILE", KeyFileError):
+        return LearnerKey.load_or_create(path)
+
+
+def _run(config: TrainConfig, directory: RunDirectory, access: _Access, *, resume: bool) -> TrainResult:
+    with quit_at_interrupt():
+        from quarl_edge.learner.stop import StopSignal
+        from quarl_edge.local.training import run_training
+
     progress = make_progress()
     try:
         progress.note(f"run {directory.path}")
         with StopSignal() as stop:
-            result = run_training(
+            return run_training(
                 config,
                 directory,
-                broker=broker,
-                fleet=fleet,
-                key=key,
+                broker=access.broker,
+                fleet=access.fleet,
+                key=access.key,
                 progress=progress,
                 stop=stop,
-                password=read_password(password_file),
-                takeover=takeover,
+                password=access.password,
+                takeover=access.takeover,
                 resume=resume,
             )
     finally:
         progress.close()
-    _report(config, directory, result, output)
 
 
-def _fresh(
-    run: Path | None, env: str, algorithm: str, preset: str, asked: dict[str, Any], settings: list[str] | None
-) -> tuple[TrainConfig, RunDirectory]:
-    if not env:
-        raise UsageError("which environment?", hint="quarl-edge train CartPole-v1")
-    check_registered(env)
-    config = make_config(env, algorithm=algorithm, preset=preset or None, asked=asked, settings=settings or [])
-    look_at(config)
-    directory = RunDirectory.create(config, path=run, root=DEFAULT_ROOT)
-    return config, directory
-
-
-def _resumed(
-    run: Path | None, env: str, asked: dict[str, Any], settings: list[str] | None
-) -> tuple[TrainConfig, RunDirectory]:
-    if run is None:
-        raise UsageError("--resume needs the run to continue", hint="add --run runs/NAME")
-    if settings:
-        raise UsageError("--set cannot change a run that is resumed", hint="start a new run without --resume")
-    directory = RunDirectory.open(run)
-    config = directory.config
-    if env and env != config.env_id:
-        raise UsageError(f"{run} trains {config.env_id}, not {env}")
-    # The budget and the number of actors may change; what was learned under other settings may not.
-    allowed = {name: asked[name] for name in ("steps", "actors") if name in asked}
-    refused = [name for name in asked if name not in allowed and asked[name] != getattr(config, name)]
-    if refused:
-        raise UsageError(f"--{refused[0].replace('_', '-')} cannot change in a run that is resumed")
-    return config.replace(**allowed), directory
-
-
-def _report(config: TrainConfig, directory: RunDirectory, result: Any, output: Format) -> None:
+def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult) -> dict[str, Any]:
     best = result.best
-    if output is Format.JSON:
-        write_json(
-            {
-                "run": str(directory.path),
-                "env": config.env_id,
-                "algorithm": config.algorithm,
-                "seed": config.seed,
-                "reason": result.reason.value,
-                "env_steps": result.env_steps,
-                "updates": result.updates,
-                "pushes": result.pushes,
-                "train_s": result.train_s,
-                "prepare_ms_p50": result.prepare_ms_p50,
-                "push_ms_p50": result.push_ms_p50,
-                "samples_per_insert": result.samples_per_insert,
-                "int8_return_mean": None if best is None else best.result.return_mean,
-                "best_env_steps": None if best is None else best.env_steps,
-                "runtime": None if best is None else best.result.runtime,
-                "audited": result.audited,
-                "audit_failures": result.audit_failures,
-            }
+    return {
+        "run": str(directory.path),
+        "env": config.env_id,
+        "algorithm": config.algorithm,
+        "seed": config.seed,
+        "reason": result.reason.value,
+        "env_steps": result.env_steps,
+        "session_env_steps": result.session_env_steps,
+        "updates": result.updates,
+        "session_updates": result.session_updates,
+        "pushes": result.pushes,
+        "pushes_held_back": result.pushes_held_back,
+        "train_s": result.train_s,
+        "prepare_ms_p50": result.prepare_ms_p50,
+        "push_ms_p50": result.push_ms_p50,
+        "samples_per_insert": result.samples_per_insert,
+        "int8_return_mean": None if best is None else best.result.return_mean,
+        "best_env_steps": None if best is None else best.env_steps,
+        "judgements": result.judgements,
+        "last_return_mean": result.last_return_mean,
+        "runtime": None if best is None else best.result.runtime,
+        "audited": result.audited,
+        "audit_failures": result.audit_failures,
+        "refused": result.ingest_refused,
+        "resumable": result.resumable,
+    }
+
+
+def _show(config: TrainConfig, directory: RunDirectory, result: TrainResult) -> None:
+    following = []
+    if result.best is not None:
+        following.append(f"quarl-edge export model.tflite --from {directory.path}")
+    # A run that has reached its goal ends at once when it is resumed.
+    if result.resumable and result.reason is not StopReason.SOLVED:
+        steps = next_budget(result.env_steps, config.steps)
+        following.append(f"quarl-edge train --resume --run {directory.path} --steps {steps}")
+    write_table(f"{config.env_id} · {config.algorithm} · seed {config.seed}", _rows(config, result), following)
+
+
+def _rows(config: TrainConfig, result: TrainResult) -> list[tuple[str, str]]:
+    best, before = result.best, result.env_steps - result.session_env_steps
+    rows = [("ended", result.reason.value)]
+    if best is None:
+        rows.append(("int8 return", "none yet"))
+    else:
+        chosen = selection(
+            result.judgements,
+            config.evaluate_episodes,
+            result.last_return_mean,
+            earlier=not result.judgements or best.env_steps < before,
         )
-        return
-    judged = "none yet" if best is None else f"{best.result.return_mean:.1f} at {best.env_steps:,} steps (int8 file)"
-    rows = [
-        ("ended", result.reason.value),
-        ("best return", judged),
-        ("env steps", f"{result.env_steps:,}"),
-        ("updates", f"{result.updates:,}"),
-        ("pushes", f"{result.pushes}"),
-        ("time", f"{result.train_s:.1f} s"),
-    ]
-    following = [f"quarl-edge train --resume --run {directory.path} --steps {2 * config.steps}"]
-    if best is not None:
-        following.insert(0, f"quarl-edge export model.tflite --from {directory.path}")
-    write_table(f"{config.env_id} · {config.algorithm} · seed {config.seed}", rows, following)
+        rows.append(("int8 return", f"{best.result.return_mean:.1f} at {best.env_steps:,} steps"))
+        rows.append(("chosen as", chosen))
+    session = (
+        f"{result.session_env_steps:,} env steps, {result.session_updates:,} updates, {result.pushes:,} pushes, "
+        f"{result.train_s:.1f} s"
+    )
+    rows.append(("this session", session))
+    rows.append(("whole run", f"{result.env_steps:,} env steps, {result.updates:,} updates"))
+    return [*rows, *audit_rows(result.audited, result.audit_failures), *refused_rows(result.ingest_refused)]

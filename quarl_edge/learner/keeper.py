@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.contract import PolicyContract
-from quarl_device.errors import QuarlError, RunNotFound
+from quarl_device.errors import CheckpointError, JournalError, QuarlError, RunNotFound
 from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import Checkpoint, latest, save_checkpoint
 from quarl_edge.learner.algorithm import Algorithm
@@ -21,7 +21,7 @@ from quarl_export.networks import NetworkSpec
 
 if TYPE_CHECKING:
     from quarl_edge.ingest.ingest import Ingest
-    from quarl_edge.learner.loop import Progression
+    from quarl_edge.learner.parts import Progression
 
 
 _LOG = logging.getLogger(__name__)
@@ -68,13 +68,50 @@ class Keeper:
         self._seed = seed
         self.best = best
         self.resumable = latest(run.checkpoints) is not None
+        self._unsaved: tuple[Pushed, Judged] | None = None
+        self._complained = False
 
     def consider(self, judged: Judged, pushed: Pushed) -> None:
-        """Keep `pushed` as the run's policy if it was judged at least as good as the best so far."""
-        if self.best is not None and judged.result.return_mean < self.best.result.return_mean:
+        """Keep `pushed` as the run's policy if it was judged better than the best so far.
+
+        A disk that refuses is no reason to stop learning: `sync` tries again, and `finish` insists.
+        """
+        if self.best is not None and judged.result.return_mean <= self.best.result.return_mean:
             return
         self.best = judged
-        self._save(pushed, judged)
+        self._unsaved = (pushed, judged)
+        self._save_if_possible()
+
+    def sync(self) -> None:
+        """Let what is due reach the disk: the journal, and a policy that could not be written before."""
+        if self._unsaved is not None:
+            self._save_if_possible()
+        try:
+            self._ingest.sync()
+        except JournalError as error:
+            self._complain(error)
+
+    def finish(self) -> None:
+        """Write what could not be written before.
+
+        Raises:
+            CheckpointError: it still cannot.
+        """
+        if self._unsaved is not None:
+            self._save(*self._unsaved)
+            self._unsaved = None
+
+    def _save_if_possible(self) -> None:
+        try:
+            self.finish()
+            self._complained = False
+        except CheckpointError as error:
+            self._complain(error)
+
+    def _complain(self, error: QuarlError) -> None:
+        if not self._complained:
+            _LOG.warning("%s; training goes on, and it is tried again", error)
+        self._complained = True
 
     def _save(self, pushed: Pushed, judged: Judged) -> None:
         """Write `pushed` as the run's policy."""
@@ -118,10 +155,6 @@ class Keeper:
             arrays = {"algorithm": algorithm.arrays()}
         save_checkpoint(self._run.checkpoints, Checkpoint(state=state, arrays=arrays), env_steps=cut.env_steps)
         self.resumable = True
-
-    def sync(self) -> None:
-        """Let the journal reach the disk if it is due."""
-        self._ingest.sync()
 
 
 def _judged_to_json(judged: Judged | None) -> dict[str, Any] | None:

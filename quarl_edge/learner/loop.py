@@ -7,76 +7,22 @@ Two ways to run it. `run_async` never waits for anything but its limiter: actors
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
 
 from quarl_device.errors import ActorFailed, ModelError, NonFiniteError, QuarlError, TrainingStalled
 from quarl_device.wire.push import Exploration
-from quarl_edge.config import TrainConfig
-from quarl_edge.learner.algorithm import Algorithm
-from quarl_edge.learner.auditor import Auditor
-from quarl_edge.learner.keeper import Keeper
-from quarl_edge.learner.metrics import MetricsSink
-from quarl_edge.learner.normalization import NormalizerPlan
-from quarl_edge.learner.presence import Presence
-from quarl_edge.learner.publisher import PolicyPublisher, Pushed
-from quarl_edge.learner.receiver import Receiver
+from quarl_edge.learner.account import SessionAccount
+from quarl_edge.learner.gate import PushGate
+from quarl_edge.learner.parts import Parts, Progression
+from quarl_edge.learner.publisher import Pushed
 from quarl_edge.learner.result import StopReason, TrainResult
-from quarl_edge.learner.stop import StopSignal
-from quarl_edge.local.actors import ActorProcesses
-from quarl_edge.local.evaluator import Evaluator, Judged
-from quarl_edge.progress import Progress, Status
-from quarl_edge.replay.buffer import ReplayBuffer
-from quarl_edge.replay.limiter import SampleToInsertRatio
 
 _LOG = logging.getLogger(__name__)
 _WAIT_S = 0.05
 _CHORES_PERIOD_S = 0.5
 _STALL_S = 120.0
+_BLOCKED_S = 3_600.0
 _HEAD_RANGE_OBSERVATIONS = 256
-
-
-@dataclass(kw_only=True)
-class Progression:
-    """Counters that a checkpoint keeps.
-
-    Attributes:
-        version: latest policy version published.
-        updates: gradient steps done.
-        normalizer_version: grows whenever the normaliser's constants change.
-        reset_due: lockstep: the next push resets every environment.
-    """
-
-    version: int = 0
-    updates: int = 0
-    normalizer_version: int = 0
-    reset_due: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Everything that the loop ties together; it owns none of it."""
-
-    config: TrainConfig
-    algorithm: Algorithm
-    replay: ReplayBuffer
-    limiter: SampleToInsertRatio
-    receiver: Receiver
-    publisher: PolicyPublisher
-    presence: Presence
-    evaluator: Evaluator
-    auditor: Auditor
-    keeper: Keeper
-    normalizer: NormalizerPlan
-    metrics: MetricsSink
-    progress: Progress
-    stop: StopSignal
-    env_steps: Callable[[], int]
-    actors: ActorProcesses | None = None
 
 
 class TrainingLoop:
@@ -91,24 +37,15 @@ class TrainingLoop:
         self._parts = parts
         self._progression = progression
         self._config = parts.config
-        self._start_env_steps = parts.env_steps()
-        self._start_updates = progression.updates
-        self._start_samples = parts.limiter.samples
-        self._started_s = 0.0
-        self._last_update_s = 0.0
-        self._last_update_env_steps = self._start_env_steps
+        self._gate = PushGate(parts.replay)
+        self._account = SessionAccount(parts, progression, self._gate)
+        self._samples_per_call = parts.config.updates_per_call * parts.config.batch_size
         self._last_publish_s = 0.0
         self._audit_owed = False
-        self._judgements = 0
         self._last_push_updates = progression.updates
-        self._last_judged: Judged | None = None
         self._judging: dict[int, Pushed] = {}
-        self._prepare_ms: list[float] = []
         self._next_chores_s = 0.0
-        self._next_checkpoint = self._checkpoint_after(self._start_env_steps)
-        self._pushes = 0
-        self._most_actors = 0
-        self._losses: dict[str, float] = {}
+        self._next_checkpoint = self._checkpoint_after(parts.env_steps())
 
     def run(self) -> TrainResult:
         """Train until solved, out of budget, or asked to stop.
@@ -121,7 +58,11 @@ class TrainingLoop:
             LearnerAlive: another learner has taken the fleet.
             NonFiniteError: weights or ranges became NaN or Inf.
         """
-        self._started_s = self._last_update_s = self._last_publish_s = time.monotonic()
+        if not self._parts.keeper.resumable:
+            # Whatever happens from here on, the run can be resumed.
+            self._checkpoint()
+        self._account.start()
+        self._last_publish_s = time.monotonic()
         try:
             reason = self._run_lockstep() if self._config.lockstep else self._run_async()
             self._judge_last(reason)
@@ -130,12 +71,13 @@ class TrainingLoop:
         except QuarlError:
             self._checkpoint_if_possible()
             raise
+        self._parts.keeper.finish()
         if not self._config.lockstep:
             # In lockstep a checkpoint resets the environments, so it may stand at its fixed steps only.
             self._checkpoint()
         if self._best_meets_goal():
             reason = StopReason.SOLVED
-        return self._result(reason)
+        return self._account.result(reason)
 
     # -- the two ways ------------------------------------------------------------------------------------------------
 
@@ -148,14 +90,15 @@ class TrainingLoop:
             if self._learn():
                 if self._progression.updates - self._last_push_updates >= self._config.push_period_updates:
                     pushed = self._prepare()
-                    self._publish(pushed)
-                    self._submit_judge(pushed)
+                    if self._gate.passes(pushed.snapshot, updates=self._progression.updates):
+                        self._publish(pushed)
+                        self._submit_judge(pushed)
             else:
                 arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
                 self._check_stalled()
             self._poll_judge(timeout_s=0.0)
             if self._config.checkpoint_period_steps and self._parts.env_steps() >= self._next_checkpoint:
-                self._checkpoint()
+                self._checkpoint_if_possible()
             self._chores()
         return reason
 
@@ -168,6 +111,7 @@ class TrainingLoop:
             if (reason := self._stop_reason()) is not None:
                 return reason
             before = self._parts.env_steps()
+            self._gate.judge(pushed.snapshot, updates=self._progression.updates)
             self._publish(pushed)
             if not self._await_block(before):
                 # The round is made again after a resume, from the last checkpoint.
@@ -194,10 +138,6 @@ class TrainingLoop:
             )
         return True
 
-    @property
-    def _samples_per_call(self) -> int:
-        return self._config.updates_per_call * self._config.batch_size
-
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> bool:
@@ -210,11 +150,10 @@ class TrainingLoop:
             parts.normalizer.settle(parts.replay, parts.algorithm)
             self._progression.normalizer_version += 1
         batch = parts.replay.sample(config.updates_per_call, config.batch_size)
-        self._losses = dict(parts.algorithm.update(batch))
+        losses = parts.algorithm.update(batch)
         parts.limiter.sample(samples)
         self._progression.updates += config.updates_per_call
-        self._last_update_s = time.monotonic()
-        self._last_update_env_steps = parts.env_steps()
+        self._account.updated(losses)
         parts.receiver.send_acks()
         return True
 
@@ -235,13 +174,13 @@ class TrainingLoop:
         )
         progression.reset_due = False
         self._last_push_updates = progression.updates
-        self._prepare_ms.append(pushed.prepare_ms)
+        self._account.prepared(pushed)
         return pushed
 
     def _publish(self, pushed: Pushed) -> None:
         # What another learner serves is not overwritten.
         self._parts.presence.check()
-        self._pushes += self._parts.publisher.publish(pushed)
+        self._account.pushes += self._parts.publisher.publish(pushed)
         self._last_publish_s = time.monotonic()
         self._audit_owed |= pushed.version % self._config.audit_period_pushes == 0
         if self._audit_owed:
@@ -268,13 +207,8 @@ class TrainingLoop:
             return
         if judged is None:
             return
-        self._last_judged = judged
-        self._judgements += 1
+        self._account.judge(judged)
         self._parts.keeper.consider(judged, self._judging.pop(judged.version))
-        self._parts.metrics.write(
-            judged.env_steps,
-            {"return/int8_mean": judged.result.return_mean, "return/int8_std": judged.result.return_std},
-        )
 
     def _judge_last(self, reason: StopReason) -> None:
         """At the end of the budget, wait for what is being judged, then judge the last policy too."""
@@ -297,12 +231,13 @@ class TrainingLoop:
                 evaluator.cancel()
 
     def _checkpoint_if_possible(self) -> None:
+        """Write a checkpoint, not in lockstep; where the disk refuses, the last one is still there."""
         if self._config.lockstep or not self._progression.updates:
             return
         try:
             self._checkpoint()
         except QuarlError as error:
-            _LOG.warning("no last checkpoint: %s", error)
+            _LOG.warning("no checkpoint now: %s", error)
 
     def _checkpoint(self) -> None:
         self._next_checkpoint = self._checkpoint_after(self._parts.env_steps())
@@ -329,20 +264,20 @@ class TrainingLoop:
     def _check_stalled(self) -> None:
         receiver, actors = self._parts.receiver, self._parts.actors
         silent_s = time.monotonic() - max(receiver.last_stored_s, self._last_publish_s)
-        # Actors elsewhere may come tomorrow; local ones have no excuse.
-        if actors is not None and silent_s > _STALL_S:
+        # Actors elsewhere may come tomorrow; local ones have no excuse. A full disk waits for somebody to free it.
+        if actors is not None and silent_s > (_BLOCKED_S if receiver.blocked else _STALL_S):
             said = {name: view.state.blocked or "running" for name, view in receiver.actors.items()}
             raise TrainingStalled(
-                f"no experience was stored for {silent_s:.0f} s; {self._why_nothing_is_stored()}"
-                f"actors say {said or 'nothing'}",
+                f"no experience was stored for {silent_s:.0f} s; "
+                f"{self._why_nothing_is_stored() or f'actors say {said}'}",
                 hint="their logs are in the run's logs/ directory",
             )
 
     def _why_nothing_is_stored(self) -> str:
         receiver = self._parts.receiver
         if receiver.blocked:
-            return f"{receiver.blocked}; "
-        return f"blocks were refused, by error code: {receiver.refused}; " if receiver.refused else ""
+            return receiver.blocked
+        return f"blocks were refused, by error code: {receiver.refused}" if receiver.refused else ""
 
     def _chores(self) -> None:
         now = time.monotonic()
@@ -350,79 +285,11 @@ class TrainingLoop:
             return
         self._next_chores_s = now + _CHORES_PERIOD_S
         parts = self._parts
+        parts.check_broker()
         parts.presence.tick()
-        self._pushes += parts.publisher.retry()
+        self._account.pushes += parts.publisher.retry()
         if parts.actors is not None:
             parts.actors.check()
         parts.keeper.sync()
         parts.auditor.poll()
-        self._most_actors = max(self._most_actors, len(parts.receiver.actors))
-        parts.progress.show(self._status(now))
-        self._write_metrics(now)
-
-    def _status(self, now: float) -> Status:
-        parts = self._parts
-        judged = self._last_judged
-        actors = len(parts.receiver.actors)
-        waits = parts.limiter.why_blocked(self._samples_per_call) if actors else "waiting for actors"
-        return Status(
-            phase="training",
-            env_steps=parts.env_steps(),
-            budget_steps=self._config.steps,
-            updates=self._progression.updates,
-            pushes=self._pushes,
-            int8_return=None if judged is None else judged.result.return_mean,
-            goal_return=self._config.goal_return,
-            actors=actors,
-            elapsed_s=now - self._started_s,
-            blocked=parts.receiver.blocked or waits,
-        )
-
-    def _write_metrics(self, now: float) -> None:
-        elapsed = max(now - self._started_s, 1e-9)
-        env_steps = self._parts.env_steps()
-        scalars = {f"learner/{name}": value for name, value in self._losses.items()}
-        scalars["learner/updates"] = float(self._progression.updates)
-        scalars["rate/env_steps_per_s"] = (env_steps - self._start_env_steps) / elapsed
-        scalars["rate/updates_per_s"] = (self._progression.updates - self._start_updates) / elapsed
-        scalars["rate/samples_per_insert"] = self._samples_per_insert()
-        scalars["actors/online"] = float(len(self._parts.receiver.actors))
-        scalars["actors/epsilon"] = self._config.epsilon(env_steps)
-        self._parts.metrics.write(env_steps, scalars)
-
-    def _samples_per_insert(self) -> float:
-        inserted = self._parts.env_steps() - self._start_env_steps
-        return (self._parts.limiter.samples - self._start_samples) / inserted if inserted else 0.0
-
-    def _result(self, reason: StopReason) -> TrainResult:
-        parts = self._parts
-        env_steps = parts.env_steps()
-        # The age of a policy on another machine is told by another clock.
-        local = () if parts.actors is None else parts.actors.names
-        told = [view.telemetry for name, view in parts.receiver.actors.items() if view.telemetry and name in local]
-        swaps = [t.push_ms_p50 for t in told if t.push_ms_p50 > 0]
-        acts = [t.act_us_p50 for t in told if t.act_us_p50 > 0]
-        train_s = self._last_update_s - self._started_s
-        stored = self._last_update_env_steps - self._start_env_steps
-        return TrainResult(
-            reason=reason,
-            env_steps=env_steps,
-            session_env_steps=env_steps - self._start_env_steps,
-            updates=self._progression.updates,
-            session_updates=self._progression.updates - self._start_updates,
-            pushes=self._pushes,
-            train_s=train_s,
-            actor_steps_per_s=stored / max(train_s, 1e-9),
-            prepare_ms_p50=float(np.median(self._prepare_ms)) if self._prepare_ms else None,
-            push_ms_p50=statistics.median(swaps) if swaps else None,
-            actor_act_us_p50=statistics.median(acts) if acts else None,
-            best=parts.keeper.best,
-            judgements=self._judgements,
-            last_return_mean=None if self._last_judged is None else self._last_judged.result.return_mean,
-            resumable=parts.keeper.resumable,
-            devices=self._most_actors,
-            samples_per_insert=self._samples_per_insert(),
-            audited=parts.auditor.audited,
-            audit_failures=parts.auditor.failures,
-            ingest_refused=parts.receiver.refused,
-        )
+        self._account.show()

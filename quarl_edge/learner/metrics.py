@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,18 +34,23 @@ class TensorBoard:
         self._summary = tf.summary
         self._op_error = tf.errors.OpError
         self._failed = False
-        self._writer = tf.summary.create_file_writer(str(directory))
+        self._writer: Any = None
+        with self._tolerating():
+            self._writer = tf.summary.create_file_writer(str(directory))
 
     def write(self, env_steps: int, scalars: Mapping[str, float]) -> None:
         """Record `scalars` at `env_steps`."""
+        if self._writer is None:
+            return
         with self._tolerating(), self._writer.as_default():
             for name, value in scalars.items():
                 self._summary.scalar(name, value, step=env_steps)
 
     def close(self) -> None:
         """Flush and end."""
-        with self._tolerating():
-            self._writer.close()
+        if self._writer is not None:
+            with self._tolerating():
+                self._writer.close()
 
     @contextlib.contextmanager
     def _tolerating(self) -> Iterator[None]:

@@ -99,7 +99,10 @@ class Receiver:
         return {name: view for name, view in list(self._actors.items()) if view.state.status == "online"}
 
     def _on_experience(self, message: Message) -> None:
-        device = self._topics.device_of(message.topic)
+        device = self._device_of(message)
+        # Experience is never retained: what a broker kept is somebody's mistake or malice, and no actor waits for it.
+        if not device or message.retain:
+            return
         verdict = self._ingest.offer(device, message.payload)
         with self._arrived:
             self._arrivals += 1
@@ -109,8 +112,18 @@ class Receiver:
             self._arrived.notify_all()
         self.send_acks()
 
+    def _device_of(self, message: Message) -> str:
+        """Return whose topic it is, "" for a name that no device has."""
+        try:
+            return self._topics.device_of(message.topic)
+        except QuarlError as error:
+            self._refuse("a device", str(error))
+            return ""
+
     def _on_state(self, message: Message) -> None:
-        device = self._topics.device_of(message.topic)
+        device = self._device_of(message)
+        if not device:
+            return
         if not message.payload:
             self._actors.pop(device, None)
             return
@@ -153,10 +166,10 @@ class Receiver:
         self._refused += 1
         if self._refused <= _LOGGED_REFUSALS:
             last = "; no more of these are logged" if self._refused == _LOGGED_REFUSALS else ""
-            _LOG.warning("state or telemetry of %s refused: %s%s", device, reason, last)
+            _LOG.warning("message of %s refused: %s%s", device, reason, last)
 
     def _on_telemetry(self, message: Message) -> None:
-        device = self._topics.device_of(message.topic)
+        device = self._device_of(message)
         known = self._actors.get(device)
         if known is None:
             return

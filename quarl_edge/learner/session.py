@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from quarl_device import __version__
@@ -28,9 +28,10 @@ from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.dqn import Dqn
 from quarl_edge.learner.keeper import Keeper, better, judged_from_json, kept_judgement
-from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
+from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink
 from quarl_edge.learner.normalization import NormalizerPlan
+from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.presence import Presence, claim_fleet, gone_birth, next_epoch
 from quarl_edge.learner.publisher import PolicyPublisher
 from quarl_edge.learner.receiver import Receiver
@@ -61,6 +62,7 @@ class Fleet:
         key: signs pushes.
         takeover: serve the fleet even if another learner does.
         clear: remove what this session retained when it ends, as a demo does.
+        check_broker: raises where the broker is ours and has ended.
     """
 
     url: BrokerURL
@@ -69,6 +71,11 @@ class Fleet:
     key: LearnerKey
     takeover: bool = False
     clear: bool = False
+    check_broker: Callable[[], None] = lambda: None
+
+
+class _AskedToStop(Exception):
+    """A signal came before training began."""
 
 
 class Session:
@@ -115,10 +122,15 @@ class Session:
         Raises:
             QuarlError: see `TrainingLoop.run`, `claim_fleet` and `QatTemplate.from_model`.
         """
-        epoch = self._claim()
-        if self._stop.requested:
-            # Cut short, the watch has not shown that no other learner serves the fleet.
+        try:
+            return self._train(actors)
+        except _AskedToStop:
             return self._nothing_happened()
+
+    def _train(self, actors: ActorProcesses | None) -> TrainResult:
+        epoch = self._claim()
+        # Cut short, the watch has not shown that no other learner serves the fleet.
+        self._stop_if_asked()
         birth = self._birth(epoch)
         with contextlib.ExitStack() as stack:
             if actors is not None:
@@ -134,8 +146,7 @@ class Session:
             stack.callback(ingest.close)
             self._restore_experience(ingest)
             keeper = self._keeper(ingest, template, epoch)
-            if self._stop.requested:
-                return self._nothing_happened()
+            self._stop_if_asked()
             link = stack.enter_context(self._connected(gone_birth(birth)))
             presence = Presence(link, self._topics, birth)
             stack.callback(presence.leave, clear=self._fleet.clear)
@@ -163,9 +174,14 @@ class Session:
                 progress=self._progress,
                 stop=self._stop,
                 env_steps=lambda: ingest.env_steps,
+                check_broker=self._fleet.check_broker,
                 actors=actors,
             )
             return TrainingLoop(parts, self._progression()).run()
+
+    def _stop_if_asked(self) -> None:
+        if self._stop.requested:
+            raise _AskedToStop
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -226,6 +242,7 @@ class Session:
         config = self._config
         self._progress.note("building the network and its int8 template")
         policy = QatPolicy(self._network(), seed=config.seed, normalize=True)
+        self._stop_if_asked()
         if self._checkpoint is None:
             normalizer.begin(policy)
         algorithm: Algorithm = Dqn(config, policy)
@@ -240,10 +257,12 @@ class Session:
                 "bytes",
                 hint=f"make it smaller: --set hidden={','.join(['256'] * len(config.hidden))}",
             )
+        self._stop_if_asked()
         auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)
         snapshot = policy.snapshot()
         auditor.require(audit(policy.spec, snapshot, template.patch(snapshot)))
+        self._stop_if_asked()
         algorithm.compile()
         return algorithm, template, auditor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,12 +38,14 @@ class BrokerAccess:
         actors: device names of the local actors.
         embedded: whether the broker is ours and ends with the run. Ours knows every actor by name; on the user's own
             they log in as the learner does.
+        check: raises where ours has ended.
     """
 
     url: BrokerURL
     passwords: Mapping[str, str]
     actors: tuple[str, ...]
     embedded: bool
+    check: Callable[[], None] = lambda: None
 
     @property
     def password(self) -> str | None:
@@ -60,24 +62,17 @@ class BrokerAccess:
         return f"quarl-device run --broker {replace(self.url, user=user)} --fleet {fleet} --id NAME"
 
 
-def actor_names(count: int, *, fleet: str = "") -> tuple[str, ...]:
-    """Return the device names of local actors.
-
-    Args:
-        count: how many.
-        fleet: on a broker that other fleets may use too, where a device's name is its MQTT client id as well.
-    """
-    suffix = f"-{fleet[:40]}".rstrip("-") if fleet else ""
-    return tuple(f"actor-{index}{suffix}" for index in range(count))
+def actor_names(count: int) -> tuple[str, ...]:
+    """Return the device names of local actors."""
+    return tuple(f"actor-{index}" for index in range(count))
 
 
 @contextlib.contextmanager
-def open_broker(broker: str, *, fleet: str, actors: int, password: str | None, log_dir: Path) -> Iterator[BrokerAccess]:
+def open_broker(broker: str, *, actors: int, password: str | None, log_dir: Path) -> Iterator[BrokerAccess]:
     """Start the embedded broker, or point at the user's own.
 
     Args:
         broker: "embedded" or a URL.
-        fleet: that it will carry.
         actors: how many local actors there will be.
         password: of the URL's user, for a broker of the user's.
         log_dir: where the embedded broker logs.
@@ -91,7 +86,7 @@ def open_broker(broker: str, *, fleet: str, actors: int, password: str | None, l
         words = {name: secrets.token_urlsafe(24) for name in (LEARNER_NAME, *names)}
         with EmbeddedBroker(words, log_dir=log_dir) as started:
             url = replace(BrokerURL.parse(started.url), user=LEARNER_NAME)
-            yield BrokerAccess(url=url, passwords=words, actors=names, embedded=True)
+            yield BrokerAccess(url=url, passwords=words, actors=names, embedded=True, check=started.check)
         return
     url = BrokerURL.parse(broker)
     if password and not url.user:
@@ -99,7 +94,7 @@ def open_broker(broker: str, *, fleet: str, actors: int, password: str | None, l
     yield BrokerAccess(
         url=url,
         passwords={url.user: password} if password else {},
-        actors=actor_names(actors, fleet=fleet),
+        actors=actor_names(actors),
         embedded=False,
     )
 
@@ -137,7 +132,7 @@ def run_training(
     checkpoint = load_latest(run.checkpoints) if resume else None
     metrics = TensorBoard(run.tensorboard)
     try:
-        with open_broker(broker, fleet=fleet, actors=config.actors, password=password, log_dir=run.logs) as access:
+        with open_broker(broker, actors=config.actors, password=password, log_dir=run.logs) as access:
             session = Session(
                 config,
                 run,
@@ -148,6 +143,7 @@ def run_training(
                     key=key,
                     takeover=takeover,
                     clear=access.embedded,
+                    check_broker=access.check,
                 ),
                 progress=progress,
                 metrics=metrics,

@@ -187,11 +187,11 @@ def test_blocks_of_the_newest_policy_reach_the_learner_once_each_in_order(broker
 
 def test_it_says_why_it_stands_still_in_the_order_of_what_is_missing(broker, caplog):
     with caplog.at_level(logging.INFO, "quarl_device"), Running(broker) as actor:
-        wait_for(lambda: actor.agent._blocked == "no learner")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "no learner")
         learner = Learner(broker, ahead=0)
-        wait_for(lambda: actor.agent._blocked == "no policy")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "no policy")
         learner.push()
-        wait_for(lambda: actor.agent._blocked == "no credit")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "no credit")
         # What it says of itself follows within seconds, for whoever wonders why nothing comes.
         wait_for(lambda: learner.states[-1].blocked == "no credit")
         assert abs(learner.states[-1].blocked_since_unix_s - time.time()) < DEADLINE_S
@@ -225,7 +225,7 @@ def test_a_cut_link_comes_back_and_nothing_is_lost(broker):
             wait_for(lambda count=count: len(learner.stored) > count + 10)
             broker.cut(NAME)
         broker.cut(NAME, reconnect=False)
-        wait_for(lambda: actor.agent._blocked == "link down")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "link down")
         actor.link.reconnect()
         count = len(learner.stored)
         wait_for(lambda: len(learner.stored) > count + 10)
@@ -239,7 +239,7 @@ def test_a_learner_that_resumes_gets_every_block_once(broker):
     with Running(broker) as actor:
         wait_for(lambda: len(first.stored) > 10)
         first.leave()
-        wait_for(lambda: actor.agent._blocked == "no learner")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "no learner")
         count = len(first.stored)
         second = Learner(broker, epoch=101, key=first.key, sessions=first.sessions)
         second.push()
@@ -255,21 +255,21 @@ def test_a_new_learner_that_knows_nothing_of_this_life_takes_over(broker):
         wait_for(lambda: len(first.stored) > 10)
         # Blocks go out while none comes in: they wait, each with the base of its time.
         broker.drop(TOPICS.any_xp, 1)
-        wait_for(lambda: actor.agent._blocked == "no credit")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "no credit")
         first.leave()
-        wait_for(lambda: actor.agent._blocked == "no learner")
-        with actor.agent._changed:
-            pending = actor.agent._session.pending
+        wait_for(lambda: actor.agent._shared.standstill.reason == "no learner")
+        with actor.agent._shared.changed:
+            pending = actor.agent._shared.session.pending
             # One of them became durable by an ack that came late.
-            actor.agent._session.ack(
+            actor.agent._shared.session.ack(
                 epoch=100,
-                inserted=actor.agent._session.base,
-                durable=actor.agent._session.base,
+                inserted=actor.agent._shared.session.base,
+                durable=actor.agent._shared.session.base,
                 credit=0,
                 now_s=time.monotonic(),
             )
-            actor.agent._session.learner_gone(epoch=100)
-            base = actor.agent._session.base
+            actor.agent._shared.session.learner_gone(epoch=100)
+            base = actor.agent._shared.session.base
         assert pending > 2
         second = Learner(broker, epoch=101, key=first.key)
         second.push()
@@ -315,7 +315,7 @@ def test_a_dead_actor_leaves_its_will(broker):
 
 
 def test_telemetry_is_told_every_second(broker, monkeypatch):
-    monkeypatch.setattr("quarl_device.actor.agent._TELEMETRY_PERIOD_S", 0.05)
+    monkeypatch.setattr("quarl_device.actor.ticker._TELEMETRY_PERIOD_S", 0.05)
     told = []
     learner = Learner(broker)
     learner.link.subscribe(TOPICS.any_telemetry, lambda message: told.append(Telemetry.decode(message.payload)))
@@ -424,7 +424,7 @@ def lockstep_run(rounds, *, envs=1, until=None):
     learner.push(epsilon=0.3, reset=True)
     with Running(broker, num_envs=envs, block_steps=99, seed=12345) as actor:
         wait_for(lambda: len(learner.stored) == rounds)
-        wait_for(lambda: actor.agent._blocked == "waiting for the next policy")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "waiting for the next policy")
     assert actor.error is None
     boot = actor.boot_id.encode()
     return learner, [payload.replace(boot, b"-") for payload in learner.payloads]
@@ -454,7 +454,7 @@ def test_a_lockstep_that_is_resumed_makes_the_same_blocks_again():
         first.on_stored = lambda: (
             first.push(epsilon=0.3, reset=first.version + 1 in (3, 5)) if len(first.stored) < 4 else first.leave()
         )
-        wait_for(lambda: actor.agent._blocked == "no learner" and len(first.stored) == 4)
+        wait_for(lambda: actor.agent._shared.standstill.reason == "no learner" and len(first.stored) == 4)
         second = Learner(broker, mode="lockstep", epoch=101, key=first.key)
         second.version = 2
         second.on_stored = lambda: (

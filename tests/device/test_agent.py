@@ -17,6 +17,7 @@ from quarl_device.environments import spaces_to_specs
 from quarl_device.errors import (
     BrokerUnreachable,
     EnvironmentMisbehaved,
+    IdInUse,
     KeyFileError,
     SpaceMismatch,
     UnknownEnvironment,
@@ -106,10 +107,10 @@ class Learner:
 class Actor:
     """An agent on its own thread."""
 
-    def __init__(self, broker, **config):
+    def __init__(self, broker, *, boot_id=BOOT, **config):
         self.config = AgentConfig(fleet="default", name="a", connect_timeout_s=1.0, **config)
-        self.link = broker.link("a", will=will_of(self.config, BOOT))
-        self.agent = Agent(self.config, link=self.link, runtime=RUNTIME, boot_id=BOOT)
+        self.link = broker.link("a", will=will_of(self.config, boot_id))
+        self.agent = Agent(self.config, link=self.link, runtime=RUNTIME, boot_id=boot_id)
         self.summary = self.error = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -136,7 +137,7 @@ class Actor:
 
     @property
     def blocked(self):
-        return self.agent._session.blocked() if self.agent._birth else "no learner"
+        return self.agent._shared.session.blocked() if self.agent._shared.birth else "no learner"
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def actor(broker):
     for one in started:
         one.agent.stop()
         one.join()
-        assert not [t.name for t in threading.enumerate() if t.name in ("ticker", "inbox")]
+    assert not [t.name for t in threading.enumerate() if t.name in ("ticker", "inbox")]
 
 
 @pytest.fixture
@@ -220,7 +221,7 @@ def test_w3_an_older_push_is_ignored(running):
     learner, one = running
     learner.push(5)
     eventually(lambda: 5 in learner.versions(), "5")
-    inbox = one.agent._inbox
+    inbox = one.agent._listener.inbox
     for changes in ({"version": 4}, {"version": 5}, {"version": 99, "epoch": learner.epoch - 1}):
         before = inbox.ignored
         learner.push(**changes)
@@ -253,7 +254,7 @@ BAD = {
 def test_a_push_that_does_not_hold_is_refused_and_counted_and_the_policy_goes_on(running, kind):
     learner, one = running
     learner.push(2, **BAD[kind])
-    eventually(lambda: one.agent._inbox.refused == 1, "refused")
+    eventually(lambda: one.agent._listener.inbox.refused == 1, "refused")
     count = len(learner.blocks)
     eventually(lambda: len(learner.blocks) > count + 3, "the current policy goes on")
     assert set(learner.versions()) == {1}
@@ -272,9 +273,24 @@ def test_w4_and_w5_no_payload_hurts(running, topic, payload):
     assert one.link.counters.handler_errors == 0
 
 
+def test_a_flood_of_payloads_that_do_not_hold_fills_no_log(running, caplog):
+    learner, one = running
+    with caplog.at_level(logging.WARNING):
+        for sequence in range(99):
+            learner.link.publish(TOPICS.learner, b"{")
+            learner.link.publish(TOPICS.state("a"), b"{")
+            learner.ack(refused={sequence: 34})
+        learner.states.clear()
+        assert len([record for record in caplog.records if "refused" in record.getMessage()]) == 60
+        one.stop()
+    said = [record.getMessage() for record in caplog.records]
+    assert {"79 more refused births were not shown", "79 more refused own states were not shown"} <= set(said)
+    assert "79 more blocks that the learner refused were not shown" in said
+
+
 def test_an_exception_of_ours_in_a_handler_is_survived(running, monkeypatch, caplog):
     learner, one = running
-    monkeypatch.setattr(one.agent._session, "ack", lambda **_: 1 / 0)
+    monkeypatch.setattr(one.agent._shared.session, "ack", lambda **_: 1 / 0)
     with caplog.at_level(logging.CRITICAL):
         learner.ack()
         eventually(lambda: one.link.counters.handler_errors > 0, "counted")
@@ -293,7 +309,7 @@ def test_the_ticker_survives_whatever_a_tick_raises(running, monkeypatch, caplog
         raise RuntimeError("a bug")
 
     with caplog.at_level(logging.CRITICAL):
-        monkeypatch.setattr(one.agent, "_tell_blocked", fail)
+        monkeypatch.setattr(one.agent._shared.standstill, "is_news", fail)
         assert failed.wait(2.0)
         monkeypatch.undo()
     count = len(learner.telemetry)
@@ -306,8 +322,8 @@ def test_w8_a_new_epoch_is_answered_by_a_birth_and_gets_what_was_not_durable(run
     eventually(lambda: one.blocked == "no credit", "no credit")
     # Inserted, but lost with the old learner: only what it called durable stays.
     learner.ack(durable=learner.stored - 3)
-    eventually(lambda: one.agent._session.pending >= 2, "pending")
-    base = one.agent._session.base
+    eventually(lambda: one.agent._shared.session.pending >= 2, "pending")
+    base = one.agent._shared.session.base
     births = len(learner.states)
     learner.epoch += 1
     learner.acking = True
@@ -320,7 +336,7 @@ def test_w8_a_new_epoch_is_answered_by_a_birth_and_gets_what_was_not_durable(run
     eventually(lambda: int(learner.blocks[-1].policy_epoch[-1]) == learner.epoch, "the new learner's policy acts")
     assert [block.sequence for block in learner.blocks] == list(range(len(learner.blocks)))
     one.stop()
-    assert one.agent._session.resends >= 2
+    assert one.agent._shared.session.resends >= 2
 
 
 def test_w10_another_wire_version_says_who_must_upgrade(broker, actor):
@@ -344,10 +360,40 @@ def test_the_first_key_is_pinned_and_others_are_refused(running, caplog):
         other.birth()
         eventually(lambda: "pinned is" in caplog.text, "logged")
     other.push(50)
-    eventually(lambda: one.agent._inbox.refused == 1, "its push is refused")
+    eventually(lambda: one.agent._listener.inbox.refused == 1, "its push is refused")
     count = len(learner.blocks)
     eventually(lambda: len(learner.blocks) > count + 3, "the pinned learner is served")
-    assert one.agent._session.epoch == learner.epoch
+    assert one.agent._shared.session.epoch == learner.epoch
+
+
+def test_of_two_processes_with_one_id_the_older_ends(running, actor):
+    _, one = running
+    other = actor(boot_id="0" * 16)
+    eventually(lambda: other.link.connected, "the newcomer threw the other off")
+    for _ in range(5):
+        if one.agent._shared.fault is None:
+            one.link.reconnect()
+            time.sleep(0.05)
+            other.link.reconnect()
+            time.sleep(0.05)
+    error = one.fails(IdInUse)
+    assert "boot id 0000000000000000" in str(error)
+    other.link.reconnect()
+    time.sleep(0.3)
+    assert other.thread.is_alive()
+
+
+@pytest.mark.parametrize("left", ["online", "gone"])
+def test_what_an_earlier_life_left_does_not_end_it(broker, actor, left):
+    for life in range(9):
+        state = DeviceState(status=left, device="a", boot_id=f"{life:016x}").encode()
+        broker.publish(TOPICS.state("a"), state, retain=True)
+        one = actor()
+        eventually(lambda one=one: one.link.connected, "connected")
+        # A will that comes late, as when the earlier life lost its power.
+        broker.publish(TOPICS.state("a"), state, retain=True)
+        broker.cut("a")
+        assert one.stop().reason == "stopped"
 
 
 def test_a_given_key_is_the_only_one(broker, actor, tmp_path, caplog):
@@ -413,8 +459,8 @@ def test_the_link_goes_and_comes_back(running):
     learner, one = running
     learner.broker.cut("a", reconnect=False)
     eventually(lambda: learner.states[-1].status == "gone", "the will")
-    eventually(lambda: one.agent._blocked == "link down", "link down")
-    made, births = one.agent._session.next_sequence, len(learner.states)
+    eventually(lambda: one.agent._shared.standstill.reason == "link down", "link down")
+    made, births = one.agent._shared.session.next_sequence, len(learner.states)
     one.link.reconnect()
     eventually(lambda: len(learner.states) > births and learner.states[-1].status == "online", "re-birth")
     eventually(lambda: len(learner.blocks) > made + 3, "blocks go on")
@@ -429,7 +475,7 @@ def test_the_broker_goes_and_comes_back(running):
     learner.broker.up()
     learner.link.reconnect()
     one.link.reconnect()
-    count = one.agent._session.next_sequence
+    count = one.agent._shared.session.next_sequence
     learner.ack()
     eventually(lambda: len(learner.blocks) > count + 3, "blocks go on")
 
@@ -451,7 +497,7 @@ def test_a_clean_stop_sends_the_partial_block_and_says_goodbye(broker, actor):
     learner.birth()
     learner.push()
     learner.ack()
-    eventually(lambda: one.agent._loop is not None and one.agent._loop.block_began_s > 0, "it steps")
+    eventually(lambda: one.agent._shared.loop is not None and one.agent._shared.loop.block_began_s > 0, "it steps")
     time.sleep(0.1)
     summary = one.stop()
     assert summary.steps > 0
@@ -569,13 +615,13 @@ def test_a_new_learner_with_another_task_is_followed(running, push_first):
     observations, action = spaces_to_specs(env.observation_space, env.action_space)
     learner.codec = BlockCodec(BlockSpec(observations=observations, action=action))
     learner.epoch += 1
-    learner.stored = one.agent._session.next_sequence
+    learner.stored = one.agent._shared.session.next_sequence
     learner.blocks.clear()
     learner.acking = True
     fields = {"env_id": "Acrobot-v1", "observations": observations, "action": action}
     if push_first:
         learner.push(1, policy=ACROBOT)
-        eventually(lambda: one.agent._inbox.refused == 1, "it does not fit yet")
+        eventually(lambda: one.agent._listener.inbox.refused == 1, "it does not fit yet")
     learner.birth(**fields)
     if not push_first:
         learner.ack()
@@ -603,7 +649,7 @@ def test_births_that_flap_end_in_the_last_one(running):
     learner.acking = False
     learner.birth()
     learner.push(1)
-    learner.stored = one.agent._session.base
+    learner.stored = one.agent._shared.session.base
     learner.acking = True
     learner.ack()
     eventually(lambda: len(learner.blocks) > 3, "blocks of the last one")
@@ -662,7 +708,7 @@ def test_lockstep_uses_the_learners_seed_and_block_size(broker, actor, caplog):
         learner.ack()
         eventually(lambda: learner.blocks, "a block")
     assert learner.blocks[0].num_steps == 16
-    assert one.agent._loop.config.seed == 3
+    assert one.agent._shared.loop.config.seed == 3
     assert "lockstep" in caplog.text
 
 

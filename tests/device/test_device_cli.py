@@ -2,13 +2,14 @@
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from quarl_device import __version__, cli
+from quarl_device import __version__, cli, commands
 from quarl_device.actor import bench
 from quarl_device.actor.agent import Summary
 from quarl_device.runtime.litert import MAX_BATCH_SIZE
@@ -86,7 +87,7 @@ def test_errors_are_one_line_and_have_a_code(words, code, says, as_json, capsys)
 
 
 def test_no_broker_is_code_30(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "_CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(commands, "_CONNECT_TIMEOUT_S", 0.3)
     assert cli.main([*RUN, "--quiet", "--format", "json"]) == 30
     out, err = capsys.readouterr()
     assert "127.0.0.1:9" in err
@@ -124,7 +125,7 @@ def test_the_last_line_is_the_summary(form, monkeypatch, capsys, caplog):
 
 
 def test_an_interrupt_elsewhere_is_130(monkeypatch):
-    monkeypatch.setattr(cli, "_version", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(commands, "_version", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     assert cli.main(["version"]) == 130
 
 
@@ -163,7 +164,7 @@ def test_bench_refuses_what_it_cannot_measure(envs, duration_s):
 
 
 def test_one_limit_on_environments():
-    assert cli.MAX_ENVS == bench.MAX_ENVS == MAX_BATCH_SIZE
+    assert commands.MAX_ENVS == bench.MAX_ENVS == MAX_BATCH_SIZE
 
 
 def test_help_is_quick_and_quiet():
@@ -176,3 +177,57 @@ def test_help_is_quick_and_quiet():
     assert not done.stderr
     assert "'numpy'" not in done.stdout
     assert "'gymnasium'" not in done.stdout
+
+
+def run_process(words, **options):
+    command = [sys.executable, "-m", "quarl_device.cli", *words]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
+
+
+@pytest.mark.parametrize("words", [["version"], ["run", "--help"], ["bench", "--seconds", "1"]])
+def test_nobody_reads_the_result(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run_process(words, stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize(("words", "status"), [(["version"], 0), (["nonsense", "--format", "json"], 2)])
+def test_closed_standard_files(closed, words, status):
+    done = run_process(words, preexec_fn=lambda: [os.close(number) for number in closed])
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_opened_never_takes_the_number_of_a_closed_standard_file():
+    code = "import os, sys; from quarl_device import cli; cli.main(['version']); sys.exit(os.dup(0))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], preexec_fn=lambda: [os.close(number) for number in (0, 1, 2)], check=False
+    )
+    assert done.returncode > 2
+
+
+def test_a_result_that_cannot_be_written_is_one_line_and_code_1():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = run_process(["version"], stdout=full)
+    assert done.returncode == 1
+    assert (
+        done.stderr == "quarl-device: error: the result cannot be written to standard output: " + os.strerror(28) + "\n"
+    )
+
+
+def test_an_interrupt_while_it_imports_is_130_and_quiet():
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'argparse': raise KeyboardInterrupt\n"
+        "from quarl_device.cli import main\n"
+        "sys.meta_path.insert(0, Interrupt()); sys.exit(main(['version']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

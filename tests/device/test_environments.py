@@ -207,6 +207,40 @@ def test_constructors_that_fail(kwargs, error, message, make):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("entry", "error", "command"),
+    [
+        (
+            "gymnasium.envs.box2d:LunarLander",
+            gymnasium.error.DependencyNotInstalled("Box2D is not installed, you can install it"),
+            "pip install swig && pip install 'gymnasium[box2d]'",
+        ),
+        (
+            "gymnasium.envs.mujoco.ant_v5:AntEnv",
+            gymnasium.error.DependencyNotInstalled("MuJoCo is not installed, run pip"),
+            "pip install 'gymnasium[mujoco]'",
+        ),
+        (
+            "gymnasium.envs.phys2d.cartpole:CartPoleJaxEnv",
+            ModuleNotFoundError("No module named 'jax'", name="jax"),
+            "pip install 'gymnasium[jax]'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("make", [make_single, lambda spec: make_vector(spec, 2)], ids=["single", "vector"])
+def test_a_missing_extra_is_named_with_the_command_that_adds_it(entry, error, command, make, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    spec = gymnasium.envs.registration.EnvSpec("QuarlBox-v0", entry_point=entry)
+    monkeypatch.setitem(gymnasium.registry, "QuarlBox-v0", spec)
+    monkeypatch.setattr(gymnasium, "make", fail)
+    with pytest.raises(MissingExtra) as caught:
+        make(EnvSpec(env_id="QuarlBox-v0"))
+    assert caught.value.hint == command
+    assert caught.value.message.endswith("not installed")
+
+
 def test_a_first_reset_that_fails():
     with pytest.raises(EnvironmentMisbehaved, match="RuntimeError: stuck"):
         make_single(EnvSpec(env_id="QuarlCounter-v0", kwargs={"fault": "reset"}), seed=1)

@@ -6,11 +6,17 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from quarl_device import evaluate as module
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import EnvironmentMisbehaved, SpaceMismatch, UnknownEnvironment, UsageError
+from quarl_device.errors import (
+    EnvironmentMisbehaved,
+    SpaceMismatch,
+    UnknownEnvironment,
+    UnsupportedSpace,
+    UsageError,
+)
 from quarl_device.evaluate import evaluate
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
@@ -55,11 +61,65 @@ class Faulty(gymnasium.Env):
         return observation, reward, self.fault != "endless" and self.count >= 5, False, {}
 
 
+class Anything(gymnasium.Env):
+    """Samples of any space to see, any space to act in; the reward is the action's sum, five steps long."""
+
+    def __init__(self, seen="vector", action="discrete", fault=""):
+        self.observation_space, self.action_space, self.fault, self.count = SEEN[seen], ACTIONS[action], fault, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.count, self.actions = 0, []
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.count += 1
+        observation = self.observation_space.sample()
+        if self.count == 2 and self.fault == "key":
+            del observation["vector"]
+        if self.count == 2 and self.fault == "list":
+            observation = list(observation)
+        if self.count == 2 and self.fault == "nan":
+            observation["vector"][0] = np.nan
+        if self.count == 2 and self.fault == "shape":
+            observation["image"] = observation["image"][:3]
+        if self.count == 2 and self.fault == "text":
+            observation["vector"] = np.array(["a", "b", "c"])
+        return observation, float(np.sum(action)), self.count >= 5, False, {}
+
+
+SEEN = {
+    "vector": Box(-1, 1, (3,), np.float32),
+    "alone": Dict({"observation": Box(-1, 1, (3,), np.float32)}),
+    "named": Dict({"state": Box(-1, 1, (3,), np.float32)}),
+    "dict": Dict({"vector": Box(-3, 3, (3,), np.float64), "image": Box(0, 255, (6, 6, 3), np.uint8)}),
+    "frames": Box(0, 255, (6, 6), np.uint8),
+}
+ACTIONS = {
+    "discrete": Discrete(2),
+    "three": Discrete(3, start=1),
+    "box": Box(-2, 2, (1,), np.float32),
+    "box64": Box(-2, 2, (1,), np.float64),
+    "integers": Box(-2, 2, (1,), np.int32),
+    "multi": MultiDiscrete([2, 3]),
+    "bits": MultiBinary(3),
+}
+
+
+def anything(seen, action, fault=""):
+    return EnvSpec(env_id="QuarlAny-v0", kwargs={"seen": seen, "action": action, "fault": fault})
+
+
 @pytest.fixture(autouse=True)
 def registered():
     gymnasium.register("QuarlFaulty-v0", entry_point=Faulty)
+    gymnasium.register("QuarlAny-v0", entry_point=Anything)
     yield
     del gymnasium.registry["QuarlFaulty-v0"]
+    del gymnasium.registry["QuarlAny-v0"]
 
 
 def faulty(fault=""):
@@ -116,7 +176,7 @@ def test_stopped_at_once():
     ("fault", "message"),
     [
         ("reward", "reward is nan in episode 0, step 2"),
-        ("observation", "observation in episode 0, step 3 holds NaN or Inf"),
+        ("observation", "observation in episode 0, step 3 holds NaN or Inf, or no numbers"),
         ("shape", r"observation in episode 0, step 3 has shape \(3,\), its space says \(4,\)"),
         ("raise", r"raised in step\(\) in episode 0, step 2: OSError: cable out"),
         ("none", r"raised in step\(\) in episode 0, step 2: TypeError"),
@@ -166,3 +226,89 @@ def test_the_environment_is_closed(monkeypatch):
     with pytest.raises(EnvironmentMisbehaved):
         evaluate(CARTPOLE, episodes=1, seed=0, env=faulty("raise"))
     assert closed == [True]
+
+
+def read(name, **observation):
+    file = read_policy_path(DATA / f"{name}.tflite")
+    specs = (dataclasses.replace(file.contract.observations[0], **observation), *file.contract.observations[1:])
+    contract = dataclasses.replace(file.contract, observations=specs)
+    golden = file.golden
+    if "key" in observation:
+        arrays = {observation["key"]: golden.observations["observation"]}
+        golden = dataclasses.replace(golden, observations=arrays)
+    return dataclasses.replace(file, contract=contract, golden=golden)
+
+
+def played(file, spec, episodes, seed):
+    """Returns by a plain loop with gymnasium itself."""
+    policy, returns = Policy.load(file), []
+    env = gymnasium.make(spec.env_id, **spec.kwargs)
+    for number in range(episodes):
+        observation, total, done = env.reset(seed=seed + number)[0], 0.0, False
+        policy.begin_episode()
+        while not done:
+            action = policy.act(observation)
+            if isinstance(env.action_space, Box):
+                action = action.astype(env.action_space.dtype)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, done = total + float(reward), terminated or truncated
+        returns.append(total)
+    env.close()
+    return tuple(returns)
+
+
+@pytest.mark.parametrize("name", ["pendulum", "pendulum_gaussian"])
+def test_a_continuous_space(name):
+    file = read(name)
+    result = evaluate(file, episodes=2, seed=21)
+    assert result.returns == played(file, EnvSpec(env_id="Pendulum-v1"), 2, 21)
+    assert result.returns == evaluate(file, episodes=2, seed=21).returns
+    assert (result.env_id, result.steps) == ("Pendulum-v1", 400)
+    assert all(-2000 < value < 0 for value in result.returns)
+
+
+@pytest.mark.parametrize(
+    ("file", "seen", "action"),
+    [
+        (read("dict_logits"), "dict", "three"),
+        (read("frames"), "frames", "discrete"),
+        (read("pendulum"), "vector", "box"),
+        (read("pendulum"), "vector", "box64"),
+        (read("pendulum", key="state"), "named", "box"),
+    ],
+    ids=["dict", "frames", "box", "float64 box", "one key"],
+)
+def test_any_space_of_the_contract(file, seen, action):
+    spec = anything(seen, action)
+    result = evaluate(file, episodes=3, seed=4, env=spec)
+    assert result.returns == played(file, spec, 3, 4)
+    assert len(set(result.returns)) > 1
+
+
+def test_a_dict_space_of_one_key_called_observation():
+    plain = evaluate(read("pendulum"), episodes=2, seed=4, env=anything("vector", "box"))
+    keyed = evaluate(read("pendulum"), episodes=2, seed=4, env=anything("alone", "box"))
+    assert len(keyed.returns) == len(plain.returns) == 2
+
+
+@pytest.mark.parametrize(
+    ("action", "message"), [("multi", "MultiDiscrete"), ("bits", "MultiBinary"), ("integers", "Box of int32")]
+)
+def test_action_spaces_that_no_policy_has(action, message):
+    with pytest.raises(UnsupportedSpace, match=message):
+        evaluate(read("pendulum"), episodes=1, seed=0, env=anything("vector", action))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("key", "observation in episode 0, step 2 is no dict with the keys of its space: 'vector'"),
+        ("list", "observation in episode 0, step 2 is no dict"),
+        ("nan", "observation 'vector' in episode 0, step 2 holds NaN"),
+        ("shape", r"observation 'image' in episode 0, step 2 has shape \(3, 6, 3\), its space says \(6, 6, 3\)"),
+        ("text", "observation 'vector' in episode 0, step 2 holds NaN or Inf, or no numbers"),
+    ],
+)
+def test_faults_of_dict_observations_name_their_key(fault, message):
+    with pytest.raises(EnvironmentMisbehaved, match=message):
+        evaluate(read("dict_logits"), episodes=1, seed=0, env=anything("dict", "three", fault))

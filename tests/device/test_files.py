@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from quarl_device import paths
-from quarl_device.errors import KeyFileError, ModelFileError, StateUnwritable
+from quarl_device.errors import KeyFileError, ModelFileError, StateUnwritable, UsageError
 from quarl_device.files import read_capped, write_atomic
 
 
@@ -90,3 +90,20 @@ def test_state_goes_to_the_user_where_the_system_has_no_directory(monkeypatch, t
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert paths.state_dir() == tmp_path / "quarl-edge"
+
+
+def test_no_home_directory_is_one_clear_error(monkeypatch):
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(paths.Path, "home", fail)
+    with pytest.raises(UsageError, match="set HOME, or XDG_CONFIG_HOME"):
+        paths.config_dir()
+
+
+def test_an_empty_home_is_not_the_root_of_the_file_system(monkeypatch):
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", "")
+    with pytest.raises(UsageError, match="HOME is empty"):
+        paths.config_dir()

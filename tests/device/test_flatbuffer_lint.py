@@ -13,7 +13,7 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl_device import lint, lint_rules
 from quarl_device.errors import ModelFileError
 from quarl_device.flatbuffer import Graph, Operator, Quantization, Tensor, read_graph
-from quarl_device.lint import check_runnable
+from quarl_device.lint import check_runnable, takes_batches
 
 DATA = Path(__file__).parent.parent / "data"
 CARTPOLE = (DATA / "cartpole.tflite").read_bytes()
@@ -32,9 +32,17 @@ def weights_of(subgraph):
     return next(t for t in subgraph.tensors if list(t.shape) == [16, 4])
 
 
-@pytest.mark.parametrize("name", ["cartpole", "acrobot"])
-def test_good_files_pass(name):
-    check_runnable(read_graph((DATA / f"{name}.tflite").read_bytes()))
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.tflite")), ids=lambda path: path.stem)
+def test_good_files_pass(path):
+    check_runnable(read_graph(path.read_bytes()))
+
+
+def test_the_good_files_have_every_scheme_and_operator():
+    """Except those that no exported policy of ours uses."""
+    files = [read_graph(path.read_bytes()) for path in DATA.glob("*.tflite")]
+    used = {operator.name for graph in files for operator in graph.operators}
+    assert set(lint_rules.KINDS) - used == {"SUM", "RELU6", "LEAKY_RELU", "GELU", "LOG_SOFTMAX", "RSQRT"}
+    assert {"float16", "int8", "uint8", "int16", "int64"} <= {t.dtype for graph in files for t in graph.tensors}
 
 
 def scale(tensor, value):
@@ -228,6 +236,11 @@ def tensor(index, shape, dtype="float32", values=None, axis=0, scales=None):
 
 
 def run(name, inputs, output, options=(), indices=None):
+    check_runnable(graph_of(name, inputs, output, options, indices))
+
+
+def graph_of(name, inputs, output, options=(), indices=None):
+    """Return the graph of one operator."""
     tensors = (*inputs, output)
     constants = [t for t in inputs if t.size]
     # Constants of these tests share one place in the file: at most one of them is looked at.
@@ -245,16 +258,14 @@ def run(name, inputs, output, options=(), indices=None):
         options=tuple(options),
         plain=True,
     )
-    check_runnable(
-        Graph(
-            data=data,
-            tensors=tensors,
-            operators=(call,),
-            inputs=tuple(t.index for t in inputs if not t.size),
-            outputs=(len(inputs),),
-            metadata={},
-            description="",
-        )
+    return Graph(
+        data=data,
+        tensors=tensors,
+        operators=(call,),
+        inputs=tuple(t.index for t in inputs if not t.size),
+        outputs=(len(inputs),),
+        metadata={},
+        description="",
     )
 
 
@@ -314,6 +325,31 @@ FITS = [
         tensor(3, (1, 5, 2)),
         (0, 0, 1, 0, 0),
     ),
+    (  # dynamic range, per channel
+        "FULLY_CONNECTED",
+        [
+            tensor(0, (1, 4)),
+            tensor(1, (2, 4), "int8", values=1, scales=[0.1, 0.2]),
+            tensor(2, (2,), values=1),
+        ],
+        tensor(3, (1, 2)),
+        (0, 0, 0, 1, 0),
+    ),
+    (  # int16x8
+        "FULLY_CONNECTED",
+        [
+            tensor(0, (1, 4), "int16"),
+            tensor(1, (2, 4), "int8", values=1),
+            tensor(2, (2,), "int64", values=1),
+        ],
+        tensor(3, (1, 2), "int16"),
+        (0, 0, 0, 0, 0),
+    ),
+    ("ELU", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3), "int8"), ()),
+    ("RSQRT", [tensor(0, (1, 1))], tensor(1, (1, 1)), ()),
+    ("DEQUANTIZE", [tensor(0, (3,), "float16", values=1)], tensor(1, (3,)), ()),
+    ("DEQUANTIZE", [tensor(0, (1, 3), "int16")], tensor(1, (1, 3)), ()),
+    ("QUANTIZE", [tensor(0, (1, 3), "int16")], tensor(1, (1, 3), "int8"), ()),
 ]
 
 
@@ -409,6 +445,46 @@ BROKEN = [
         tensor(3, (1, 5, 2)),
         (0, 0, 1, 0, 0),
     ),
+    (
+        "FULLY_CONNECTED",
+        [
+            tensor(0, (1, 4)),
+            replace(
+                tensor(1, (2, 4), "int8", values=1),
+                quantization=Quantization(
+                    scales=np.array([0.1], np.float32), zero_points=np.array([3], np.int64), axis=0
+                ),
+            ),
+            tensor(2, (2,), values=1),
+        ],
+        tensor(3, (1, 2)),
+        (0, 0, 0, 1, 0),
+    ),
+    (
+        "FULLY_CONNECTED",
+        [tensor(0, (1, 4)), tensor(1, (2, 4), "uint8", values=1), tensor(2, (2,), values=1)],
+        tensor(3, (1, 2)),
+        (0, 0, 0, 1, 0),
+    ),
+    (
+        "FULLY_CONNECTED",
+        [tensor(0, (1, 4), "int16"), tensor(1, (2, 4), "int8", values=1), tensor(2, (2,), "int32", values=1)],
+        tensor(3, (1, 2), "int16"),
+        (0, 0, 0, 0, 0),
+    ),
+    (
+        "FULLY_CONNECTED",
+        [tensor(0, (1, 4)), tensor(1, (2, 4), "float16", values=1), tensor(2, (2,), values=1)],
+        tensor(3, (1, 2)),
+        (0, 0, 0, 0, 0),
+    ),
+    ("ADD", [tensor(0, (1, 3), "float16"), tensor(1, (1, 3), "float16")], tensor(2, (1, 3), "float16"), (0, None)),
+    ("ELU", [tensor(0, (1, 3), "int16")], tensor(1, (1, 3), "int16"), ()),
+    ("RSQRT", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3), "int8"), ()),
+    ("QUANTIZE", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3)), ()),
+    ("QUANTIZE", [tensor(0, (1, 3), "float16")], tensor(1, (1, 3), "int8"), ()),
+    ("DEQUANTIZE", [tensor(0, (1, 3), "int8")], tensor(1, (1, 3), "int16"), ()),
+    ("DEQUANTIZE", [tensor(0, (1, 3))], tensor(1, (1, 3)), ()),
 ]
 
 
@@ -420,37 +496,70 @@ def test_operators_that_do_not_fit(name, inputs, output, options):
         run(name, inputs, output, options)
 
 
+def batchable(name, inputs, output, options=()):
+    return takes_batches(graph_of(name, inputs, output, options), 8)
+
+
+ROWS = [
+    ("RESHAPE", [tensor(0, (1, 2, 6)), axes(1, [-1, 12])], tensor(2, (1, 12)), (), True),
+    ("RESHAPE", [tensor(0, (1, 2, 6)), axes(1, [1, 12])], tensor(2, (1, 12)), (), False),
+    ("RESHAPE", [tensor(0, (1, 2, 6)), axes(1, [1, -1])], tensor(2, (1, 12)), (), False),
+    ("MEAN", [tensor(0, (1, 4)), axes(1, [1])], tensor(2, (1, 1)), (1,), True),
+    ("MEAN", [tensor(0, (1, 4)), axes(1, [0])], tensor(2, (1, 4)), (1,), False),
+    ("CONCATENATION", [tensor(0, (1, 2)), tensor(1, (1, 3))], tensor(2, (1, 5)), (1, 0), True),
+    ("CONCATENATION", [tensor(0, (1, 2)), tensor(1, (1, 3), values=1)], tensor(2, (1, 5)), (1, 0), False),
+    ("ADD", [tensor(0, (1, 3)), tensor(1, (3,), values=1)], tensor(2, (1, 3)), (0, None), True),
+    ("ADD", [tensor(0, (1, 3)), tensor(1, (1,))], tensor(2, (1, 3)), (0, None), False),
+    ("SOFTMAX", [tensor(0, (3,))], tensor(1, (3,)), (1.0,), False),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "output", "options", "rows"), ROWS, ids=[f"{n}-{case[0]}" for n, case in enumerate(ROWS)]
+)
+def test_which_operators_compute_each_row_alone(name, inputs, output, options, rows):
+    run(name, inputs, output, options)
+    assert batchable(name, inputs, output, options) == rows
+
+
 CHILD = """
 import random, sys
 import numpy as np
 from quarl_device.errors import ModelFileError
 from quarl_device.flatbuffer import read_graph
-from quarl_device.lint import check_runnable
+from quarl_device.lint import check_runnable, takes_batches
 from quarl_device.runtime import find_runtime
 
-good = open(sys.argv[1], "rb").read()
-rng, runtime, ran = random.Random(int(sys.argv[2])), find_runtime(), 0
-for _ in range(1500):
-    data = bytearray(good)
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        place = rng.randrange(len(data))
-        data[place] = rng.choice((0, 1, 2, 4, 127, 128, 255, data[place] ^ (1 << rng.randrange(8))))
-    try:
-        graph = read_graph(bytes(data))
-        check_runnable(graph)
-        source, sink = (graph.tensors[ends[0]] for ends in (graph.inputs, graph.outputs))
-        model = runtime.load(graph.data, inputs=[source.name], outputs=[sink.name])
-        model.run({source.name: np.ones(source.shape, source.dtype)})
-        ran += 1
-    except ModelFileError:
-        pass
+rng, runtime, ran = random.Random(int(sys.argv[1])), find_runtime(), 0
+for path in sys.argv[3:]:
+    good = open(path, "rb").read()
+    for _ in range(int(sys.argv[2])):
+        data = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            place = rng.randrange(len(data))
+            data[place] = rng.choice((0, 1, 2, 4, 127, 128, 255, data[place] ^ (1 << rng.randrange(8))))
+        try:
+            graph = read_graph(bytes(data))
+            check_runnable(graph)
+            inputs = {graph.tensors[n].name: graph.tensors[n] for n in graph.inputs}
+            outputs = [graph.tensors[n].name for n in graph.outputs]
+            for rows in (1, 3) if takes_batches(graph, 3) else (1,):
+                model = runtime.load(graph.data, inputs=list(inputs), outputs=outputs, batch_size=rows)
+                model.run({name: np.ones((rows, *t.shape[1:]), t.dtype) for name, t in inputs.items()})
+            ran += 1
+        except ModelFileError:
+            pass
 sys.stdout.write(str(ran))
 """
 
 
-def test_no_damaged_file_that_passes_kills_the_interpreter():
+@pytest.mark.parametrize(
+    ("count", "pattern"), [(1200, "cartpole*"), (120, "ops_*"), (250, "dict_*"), (250, "pendulum*"), (250, "frames*")]
+)
+def test_no_damaged_file_that_passes_kills_the_interpreter(count, pattern):
     """In a child, since the failure to catch is a dead process."""
-    command = [sys.executable, "-c", CHILD, str(DATA / "cartpole.tflite"), "5"]
+    paths = [str(path) for path in sorted(DATA.glob(f"{pattern}.tflite"))]
+    command = [sys.executable, "-c", CHILD, "5", str(count), *paths]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    assert int(result.stdout) > 100
+    assert int(result.stdout) > count // 10

@@ -136,6 +136,34 @@ def test_a_wrong_password_is_refused_and_not_repeated_in_any_message(kind, reque
 
 
 @pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
+@pytest.mark.parametrize("user", ["", "a@"])
+def test_no_password_where_one_is_wanted_is_said_with_both_ways_to_give_one(kind, user, request):
+    url = request.getfixturevalue(kind).replace("mqtt://", f"mqtt://{user}")
+    link = PahoLink(BrokerURL.parse(url), client_id="a")
+    with pytest.raises(BrokerRefused) as caught:
+        link.connect(timeout_s=5)
+    assert "no password was given" in caught.value.message
+    assert "QUARL_MQTT_PASSWORD or --password-file" in caught.value.hint
+
+
+def test_what_a_link_says_names_the_broker_and_what_happened(caplog):
+    caplog.set_level(logging.INFO)
+    with Mosquitto() as broker:
+        url = BrokerURL.parse(broker.url)
+        link = PahoLink(url, client_id="a", backoff=Backoff(base_s=0.05, cap_s=0.1))
+        link.connect(timeout_s=5)
+    assert until(lambda: "cannot connect" in caplog.text)
+    with Mosquitto(port=url.port):
+        assert until(lambda: f"connected to the broker at {url.address} again" in caplog.messages)
+    link.close()
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("quarl_device.link")]
+    assert said[0] == f"lost the broker at {url.address}: The connection was lost; connecting again"
+    assert said[1] == (
+        f"cannot connect to the broker at {url.address}: Connection refused; trying again (is it running?)"
+    )
+
+
+@pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
 def test_nobody_gets_in_without_a_name(kind, request):
     link = PahoLink(BrokerURL.parse(request.getfixturevalue(kind)), client_id="x")
     with pytest.raises(BrokerRefused):

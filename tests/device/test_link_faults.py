@@ -53,10 +53,11 @@ class Scripted:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        for sock in self._open:
-            sock.close()
+        # The thread may be about to keep one more.
         self._thread.join(5)
         assert not self._thread.is_alive()
+        for sock in self._open:
+            sock.close()
 
     def _serve(self):
         while True:

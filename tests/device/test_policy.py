@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from quarl_device.contract import ActionSpec, Head, Normalizer
+from quarl_device.contract import ActionSpec, Head
 from quarl_device.errors import ContractError, ModelFileError, SelfTestError, UnsupportedSpace
 from quarl_device.policy import Policy, run_self_test
 from quarl_device.policy_file import read_policy_path
@@ -178,17 +178,23 @@ SPEC = CARTPOLE.contract.observations[0]
 @pytest.mark.parametrize(
     ("contract", "message"),
     [
-        ({"action": BOX}, "box action"),
-        ({"head": Head(kind="action", outputs={"action": "x"})}, "action head"),
-        ({"observations": (SPEC, dataclasses.replace(SPEC, key="other"))}, "the keys observation, other"),
-        ({"observations": (dataclasses.replace(SPEC, stack=4),)}, "does not stack"),
-        ({"normalizer": Normalizer(where="device")}, "on the device"),
+        ({"action": BOX}, "head q_values cannot act in a box action space; expected action or gaussian"),
+        ({"head": Head(kind="action", outputs={"action": "x"})}, "head action cannot act in a discrete"),
+        ({"head": Head(kind="gaussian", outputs={"mean": "x"}, log_std=(0.0,))}, "head gaussian cannot act"),
     ],
-    ids=str,
+    ids=["box", "action", "gaussian"],
 )
-def test_what_this_version_does_not_act_on(contract, message):
+def test_a_head_that_cannot_act_in_its_space(contract, message):
     with pytest.raises(UnsupportedSpace, match=message):
         Policy.load(changed(**contract))
+
+
+def test_stacked_frames_are_of_one_environment():
+    file = read_policy_path(DATA / "frames.tflite")
+    with pytest.raises(UnsupportedSpace, match="one environment at a time"):
+        Policy.load(file, batch_size=2)
+    with pytest.raises(UnsupportedSpace, match="one environment at a time"):
+        Policy.load(file).act_batch(np.zeros((1, 6, 6), np.uint8))
 
 
 def test_the_lint_comes_before_the_runtime():

@@ -1,7 +1,9 @@
 """Every runtime that works here, and the fake one, does what `PolicyRuntime` asks; finding one; timing one."""
 
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import flatbuffers
 import numpy as np
@@ -11,7 +13,7 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl_device.errors import MissingRuntime, ModelFileError, UsageError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy, read_policy_path
-from quarl_device.runtime import PolicyRuntime, discovery, find_runtime, runtime_names
+from quarl_device.runtime import PolicyRuntime, discovery, find_runtime, litert, runtime_names
 from quarl_device.runtime.bench import act_latency
 from quarl_device.runtime.litert import LiteRTRuntime, TFLiteRuntime
 from quarl_device.testing.fake_runtime import FakeRuntime
@@ -38,12 +40,8 @@ def fake():
     return FakeRuntime(remembered, inputs={CASE.source: (4,)}, outputs=[CASE.sink])
 
 
-def tflite_runtime():
-    pytest.importorskip("tflite_runtime", reason="tflite-runtime is for 32-bit ARM")
-    return TFLiteRuntime()
-
-
-@pytest.mark.parametrize("make", [LiteRTRuntime, fake, tflite_runtime], ids=["litert", "fake", "tflite-runtime"])
+# tflite-runtime needs numpy 1: test_tflite_runtime.py runs the same checks in an environment of its own.
+@pytest.mark.parametrize("make", [LiteRTRuntime, fake], ids=["litert", "fake"])
 @pytest.mark.parametrize("check", RUNTIME_CHECKS, ids=lambda check: check.__name__)
 def test_conforms(make, check):
     check(make(), CASE)
@@ -139,6 +137,13 @@ def test_a_named_one_is_not_replaced_by_another(entry):
         find_runtime("other")
 
 
+def test_a_named_one_that_is_not_installed_says_what_is_and_how_to_install_it(entry):
+    entry(**{"litert": "quarl_device.runtime.litert:LiteRTRuntime", "tflite-runtime": "no_such_module:Runtime"})
+    with pytest.raises(MissingRuntime, match="installed are: litert") as caught:
+        find_runtime("tflite-runtime")
+    assert caught.value.hint == "pip install tflite-runtime 'numpy<2'"
+
+
 def test_an_unknown_name(entry):
     entry(litert="quarl_device.runtime.litert:LiteRTRuntime")
     with pytest.raises(UsageError, match="declared are: litert"):
@@ -147,8 +152,24 @@ def test_an_unknown_name(entry):
 
 def test_tflite_runtime_says_that_it_needs_numpy_1(monkeypatch):
     monkeypatch.setattr(np, "__version__", "2.1.0")
+    monkeypatch.setattr(litert, "version", lambda _: "2.14.0")
+    monkeypatch.setitem(sys.modules, "tflite_runtime", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "tflite_runtime.interpreter", SimpleNamespace(Interpreter=None))
     with pytest.raises(ImportError, match="numpy<2"):
         TFLiteRuntime()
+
+
+def test_where_no_file_can_be_made_no_descriptor_is_lost(monkeypatch):
+    def fail():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(litert._Greeting, "over", False)
+    monkeypatch.setattr(litert.tempfile, "TemporaryFile", fail)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        litert._Greeting.over = False
+        LiteRTRuntime().load(CASE.model, inputs=[CASE.source], outputs=[CASE.sink])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize("batch_size", [-1, 0, 5000])

@@ -16,6 +16,7 @@ import pytest
 from quarl_device.environments import spaces_to_specs
 from quarl_device.link import BrokerURL, PahoLink
 from quarl_device.policy_file import read_policy_path
+from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.wire.block import BlockCodec, BlockSpec
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth
@@ -64,6 +65,8 @@ class Learner:
         self.link.publish(self.topics.policy, encode_push(header, CARTPOLE.data, self.key.sign), retain=True)
 
     def _on_state(self, message):
+        if not message.payload:
+            return
         state = DeviceState.decode(message.payload)
         self.states.append(state)
         if state.status == "online":
@@ -153,6 +156,11 @@ def test_interrupt_ends_it_too(learner, start):
     assert "pinning the learner's key" in err
 
 
+def catches(pid, number):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(learner, start, tmp_path, second):
     (tmp_path / "stuck_env.py").write_text(
@@ -166,7 +174,8 @@ def test_a_second_signal_ends_at_once(learner, start, tmp_path, second):
     process = start("--env", "stuck_env:Stuck-v0", PYTHONPATH=str(tmp_path))
     eventually((tmp_path / "stuck_env.py.stuck").exists, "it is stuck in a step")
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    # Until the first is handled a second of its kind is the same one.
+    eventually(lambda: not catches(process.pid, signal.SIGTERM), "the first signal was handled")
     assert process.poll() is None
     process.send_signal(second)
     process.communicate(timeout=5)
@@ -175,7 +184,9 @@ def test_a_second_signal_ends_at_once(learner, start, tmp_path, second):
 
 def test_a_signal_ends_the_wait_for_a_broker(start):
     process = start("--broker", "mqtt://127.0.0.1:9")
-    timer = threading.Timer(1.5, process.send_signal, (signal.SIGTERM,))
+    # It joins once the signal has its handler, however long a busy machine takes to come so far.
+    assert "joins fleet" in process.stderr.readline()
+    timer = threading.Timer(0.5, process.send_signal, (signal.SIGTERM,))
     began = time.monotonic()
     timer.start()
     out, err = process.communicate(timeout=9)
@@ -190,6 +201,42 @@ def test_a_wrong_password_is_code_31(learner, start):
     assert process.returncode == 31, err
     assert json.loads(out.splitlines()[-1])["error"]["code"] == 31
     assert "Traceback" not in err
+
+
+def test_of_two_with_one_id_the_older_ends_and_says_why(start):
+    # The embedded broker does not throw off the older of two clients with one id, as MQTT wants it.
+    with Mosquitto() as broker:
+        states = []
+        watcher = PahoLink(BrokerURL.parse(broker.url), client_id="watcher")
+        watcher.subscribe(Topics("default").any_state, lambda m: states.append(DeviceState.decode(m.payload)))
+        watcher.connect(timeout_s=10.0)
+        words = ("--broker", broker.url, "--fleet", "default")
+        older = start(*words)
+        eventually(lambda: states, "the first")
+        newcomer = start(*words)
+        out, err = older.communicate(timeout=60)
+        assert older.returncode == 52, err
+        assert "another process uses the id 'a' on this broker" in err
+        assert json.loads(out.splitlines()[-1])["error"]["hint"] == "give one of them another --id"
+        first = states[0].boot_id
+        eventually(lambda: states[-1].status == "online" and states[-1].boot_id != first, "the other stays")
+        assert newcomer.poll() is None
+        watcher.close()
+
+
+def test_one_id_in_two_fleets_is_two_devices(start):
+    with Mosquitto() as broker:
+        states = []
+        watcher = PahoLink(BrokerURL.parse(broker.url), client_id="watcher")
+        for fleet in ("one", "two"):
+            watcher.subscribe(Topics(fleet).any_state, lambda m: states.append(DeviceState.decode(m.payload)))
+        watcher.connect(timeout_s=10.0)
+        for fleet in ("one", "two"):
+            start("--broker", broker.url, "--fleet", fleet)
+        eventually(lambda: len({state.boot_id for state in states}) == 2, "both")
+        time.sleep(1.0)
+        assert {state.status for state in states} == {"online"}
+        watcher.close()
 
 
 def test_another_key_than_the_given_one_is_never_served(learner, start, tmp_path):

@@ -1,12 +1,14 @@
 """A policy graph is checked when it is made, knows its ranges, and runs in numpy as TensorFlow would run it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
 from quarl_device.errors import NonFiniteError, UsageError
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph, run_reference
-from quarl_export.ir.reference import run_graph
+from quarl_export.ir.reference import normalize, run_graph
 from quarl_export.keras2 import keras, tf
 
 
@@ -140,6 +142,38 @@ def test_the_normaliser_and_its_clip_come_first():
     raw = np.array([[2, 1, -9, 0.5]], np.float64)
     wanted = run_graph(mlp(), policy.weights, {"observation": np.float32([[2, 2, -3, 1]])})["q"]
     np.testing.assert_allclose(run_reference(policy, {"observation": raw})["q_values"], wanted)
+
+
+@pytest.mark.parametrize(
+    ("frame", "stack", "shape"),
+    [
+        ((3,), 4, (12,)),
+        ((5, 6, 3), 1, (5, 6, 3)),
+        ((5, 6, 3), 2, (5, 6, 6)),
+        ((5, 6), 4, (5, 6, 4)),
+        ((3, 5, 6), 1, (5, 6, 3)),
+        ((3, 5, 6), 2, (5, 6, 6)),
+        ((1, 5, 6), 1, (5, 6, 1)),
+        ((2, 3), 1, (6,)),
+        ((), 3, (3,)),
+    ],
+)
+def test_frames_stack_in_the_last_axis_and_channels_come_last(frame, stack, shape):
+    raw = np.random.default_rng(0).normal(size=(2, stack, *frame)).astype(np.float32)
+    one = graph({"x": shape}, [layer("y", "relu", "x")], {"q_values": "y"})
+    spec = ObservationSpec(key="x", shape=frame, stack=stack)
+    policy = ImportedPolicy(graph=one, weights={}, contract=dataclasses.replace(contract(), observations=(spec,)))
+    frames = [raw[:, n] for n in range(stack)]
+    if len(frame) == 3 and len(shape) == 3 and frame[1:] == shape[:2]:
+        frames = [np.transpose(each, (0, 2, 3, 1)) for each in frames]
+    if (len(frame) == 2 and len(shape) == 3) or not frame:
+        wanted = np.stack(frames, axis=-1)
+    else:
+        wanted = np.concatenate(frames, axis=-1)
+    given = raw if stack > 1 else raw[:, 0]
+    found = normalize(policy, {"x": given})["x"]
+    np.testing.assert_array_equal(found, wanted.reshape(2, *shape))
+    np.testing.assert_array_equal(normalize(policy, {"x": wanted})["x"], found)
 
 
 @pytest.mark.parametrize("padding", ["valid", "same"])

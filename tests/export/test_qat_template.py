@@ -10,7 +10,8 @@ from quarl_device.errors import SelfTestError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy
 from quarl_export.audit import audit
-from quarl_export.golden import run_file, run_goldens
+from quarl_export.file_runner import run_file
+from quarl_export.golden import run_goldens
 from quarl_export.graph import output_scale, view
 from quarl_export.parity import lsb_errors, twin_outputs
 from quarl_export.qat import QatPolicy

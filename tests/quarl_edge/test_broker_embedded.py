@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quarl_device.errors import BrokerRefused, BrokerStartFailed, UsageError
+from quarl_device.errors import BrokerRefused, BrokerStartFailed, LinkLost, UsageError
 from quarl_device.link import BrokerURL, PahoLink
 from quarl_device.testing.link_conformance import Heard, until
 from quarl_edge.broker import EmbeddedBroker
@@ -214,3 +214,13 @@ def test_a_log_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BrokerStartFailed, match="log cannot be written"):
         EmbeddedBroker(USERS, log_dir=tmp_path / "file" / "deep").start()
+
+
+def test_one_that_ended_by_itself_is_said_with_its_status():
+    with EmbeddedBroker(USERS) as broker:
+        broker.check()
+        os.kill(broker.pid, signal.SIGKILL)
+        broker._process.wait(5)
+        with pytest.raises(LinkLost, match="ended with status -9") as caught:
+            broker.check()
+        assert "--resume" in caught.value.hint

@@ -40,6 +40,8 @@ def test_layers_later_ones_win():
 def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(UsageError, match="did you mean 'CartPole-v1'"):
         make_config("X-v0", preset="Cartpole-v1")
+    with pytest.raises(UsageError, match="did you mean 'LunarLander-v3'"):
+        make_config("X-v0", preset="LUNARLANDER")
     with pytest.raises(UsageError, match="unknown setting 'worms'"):
         make_config("X-v0", asked={"worms": 3})
 
@@ -99,6 +101,11 @@ def test_a_bad_setting_says_what_was_expected(text, message):
     [
         ({"env_id": ""}, "env_id"),
         ({"algorithm": "ppo"}, "expected one of dqn"),
+        ({"algorithm": "DQM"}, "did you mean 'dqn'"),
+        ({"evaluate_seed": 2**31 - 1}, "evaluate_seed = 2147483647: expected at least 0 and at most 2,000,000,000"),
+        ({"target_period_updates": 100}, r"multiple of updates_per_call = 32 .*=96 or 128"),
+        ({"target_period_updates": 31}, r"target_period_updates = 31.*=32\)"),
+        ({"lockstep": True, "actors": 1, "checkpoint_period_steps": 0}, "could not resume"),
         ({"seed": -1}, "seed = -1: expected at least 0"),
         ({"seed": True}, "seed = True: expected a whole number"),
         ({"steps": 0}, "steps = 0: expected at least 1"),
@@ -168,6 +175,17 @@ def test_a_stored_config_of_another_version_says_which():
 def test_a_stored_config_that_does_not_hold(stored):
     with pytest.raises(CheckpointError, match=r"config\.json"):
         TrainConfig.from_json(stored)
+
+
+@pytest.mark.parametrize(("stored", "missing"), [({}, "schema"), ({"schema": 1}, "env_id")])
+def test_a_stored_config_says_what_it_lacks(stored, missing):
+    with pytest.raises(CheckpointError, match=rf"has no '{missing}'.*quarl-edge train"):
+        TrainConfig.from_json(stored)
+
+
+def test_the_last_episode_of_a_judgement_has_a_valid_seed():
+    config = MINIMAL.replace(evaluate_seed=2_000_000_000, evaluate_episodes=10_000)
+    assert config.evaluate_seed + 10_000 + config.evaluate_episodes < 2**31
 
 
 def test_a_stored_value_that_does_not_hold_is_named():

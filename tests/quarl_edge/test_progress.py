@@ -1,11 +1,15 @@
 """What a person sees while it runs."""
 
+import dataclasses
 import io
 
-from quarl_edge.progress import LineProgress, Status, format_status
+import pytest
+
+from quarl_edge.progress import LineProgress, LiveProgress, Status, format_status
+from quarl_edge.replay.limiter import SampleToInsertRatio
 
 TRAINING = Status(
-    phase="training", env_steps=12_800, budget_steps=50_000, updates=6_400, pushes=50, int8_return=212.4,
+    env_steps=12_800, budget_steps=50_000, updates=6_400, pushes=50, int8_return=212.4,
     goal_return=475.0, actors=2, elapsed_s=3.25, blocked="",
 )  # fmt: skip
 
@@ -17,13 +21,11 @@ def test_a_status_line_names_everything_that_the_readme_promises():
 
 
 def test_before_the_first_judgement_there_is_no_return_and_no_invented_one():
-    assert "int8 return -" in format_status(Status(phase="training", pushes=1))
+    assert "int8 return -" in format_status(Status(pushes=1))
 
 
 def test_the_reason_for_waiting_is_shown():
-    assert format_status(Status(phase="training", pushes=1, blocked="waiting for actors")).endswith(
-        "[waiting for actors]"
-    )
+    assert format_status(Status(pushes=1, blocked="waiting for actors")).endswith("[waiting for actors]")
 
 
 def test_lines_are_spaced_out_and_notes_are_not():
@@ -31,7 +33,7 @@ def test_lines_are_spaced_out_and_notes_are_not():
     stream = io.StringIO()
     progress = LineProgress(stream, period_s=2.0, clock=lambda: next(clock))
     for updates in range(3):
-        progress.show(Status(phase="training", pushes=1, updates=updates))
+        progress.show(Status(pushes=1, updates=updates))
     progress.note("exported")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
@@ -46,3 +48,59 @@ def test_the_same_line_is_not_repeated():
     progress.show(TRAINING)
     progress.show(TRAINING)
     assert len(stream.getvalue().splitlines()) == 1
+
+
+BUSY = dataclasses.replace(TRAINING, blocked="the next update needs 3 more transitions (128 samples per insert)")
+ALONE = dataclasses.replace(TRAINING, actors=0, blocked="waiting for actors")
+
+
+@pytest.mark.parametrize("status", [TRAINING, BUSY, ALONE])
+@pytest.mark.parametrize("width", [10, 20, 40, 60, 77, 110, 200])
+def test_a_line_never_takes_more_than_its_width(status, width):
+    assert len(format_status(status, width)) <= width
+    assert format_status(status, 1_000) == format_status(status)
+
+
+def test_what_matters_least_goes_first():
+    assert format_status(BUSY, 77) == "   3.2 s  steps 12,800  updates 6,400  int8 return 212.4 (goal 475)  actors 2"
+    assert format_status(BUSY, 60) == "   3.2 s  steps 12,800  int8 return 212.4 (goal 475)"
+    assert format_status(BUSY, 40) == "steps 12,800  int8 return 212.4"
+
+
+def test_without_actors_the_reason_stays_longest():
+    assert "[waiting for actors]" in format_status(ALONE, 77)
+    assert format_status(ALONE, 22) == "[waiting for actors]"
+
+
+def test_a_reason_that_stays_is_never_the_first_to_go():
+    full = dataclasses.replace(TRAINING, blocked="the journal cannot be written: no space left")
+    assert "[the journal cannot be written: no space left]" in format_status(full, 77)
+
+
+def test_the_limiters_reasons_are_known_as_passing_ones():
+    limiter = SampleToInsertRatio(2.0, 10, 100.0)
+    assert "[" not in format_status(dataclasses.replace(TRAINING, blocked=limiter.why_blocked()), 77)
+    limiter.insert(10)
+    limiter.sample(115)
+    assert limiter.why_blocked(64)
+    assert "[" not in format_status(dataclasses.replace(TRAINING, blocked=limiter.why_blocked(64)), 77)
+
+
+def test_a_reader_that_has_gone_does_not_end_a_run():
+    class Gone(io.StringIO):
+        def write(self, _text):
+            raise BrokenPipeError
+
+    LineProgress(Gone()).note("nobody reads this")
+
+
+def test_the_live_line_shows_what_stands_in_brackets(monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    live = LiveProgress()
+    live.show(ALONE)
+    live._spinner._live.refresh()
+    live.close()
+    assert "[waiting for actors]" in terminal.getvalue()

@@ -160,3 +160,26 @@ def test_a_flood_of_bad_words_does_not_flood_the_log(setting, caplog):
         device.publish(TOPICS.state("pi"), b"{")
     assert len(caplog.records) == 20
     assert "no more" in caplog.records[-1].message
+
+
+def test_experience_that_a_broker_retained_is_nobodys(setting):
+    broker, _, ingest, receiver = setting
+    link = broker.link("late")
+    link.connect(timeout_s=1)
+    link.publish(TOPICS.xp("pi"), payload(World(1).block(4)), retain=True)
+    assert ingest.env_steps == 4  # to those who listen already it is news
+    again = Receiver(link, TOPICS, ingest)
+    before = ingest.counters["duplicates"]
+    again.listen()
+    assert ingest.counters["duplicates"] == before
+    assert again.arrivals == 0
+    assert receiver.arrivals == 1
+
+
+@pytest.mark.parametrize("make", [TOPICS.state, TOPICS.xp, TOPICS.telemetry], ids=["state", "xp", "telemetry"])
+def test_w4_a_topic_of_a_name_that_no_device_has_is_one_counted_line(setting, caplog, make):
+    _, device, _, receiver = setting
+    topic = make("pi").replace("/pi/", f"/{'A' * 300}/")
+    device.publish(topic, b"x")
+    assert receiver.actors == {}
+    assert [record.exc_info for record in caplog.records] == [None]

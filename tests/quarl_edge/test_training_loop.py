@@ -7,12 +7,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from quarl_device.errors import ActorFailed, CheckpointError, LearnerAlive, ModelError, NonFiniteError, TrainingStalled
+from quarl_device.errors import (
+    ActorFailed,
+    CheckpointError,
+    LearnerAlive,
+    LinkLost,
+    ModelError,
+    NonFiniteError,
+    TrainingStalled,
+)
 from quarl_device.evaluate import Evaluation
 from quarl_edge.config import make_config
 from quarl_edge.learner import loop as module
-from quarl_edge.learner.loop import Parts, Progression, TrainingLoop
+from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MemoryMetrics
+from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.result import StopReason
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.evaluator import Judged
@@ -137,6 +146,7 @@ class Keeper:
         self.resumable = False
         self.checkpoints = []
         self.full_disk = False
+        self.finished = 0
 
     def consider(self, judged, pushed):
         if self.best is None or judged.result.return_mean >= self.best.result.return_mean:
@@ -150,6 +160,9 @@ class Keeper:
 
     def sync(self):
         pass
+
+    def finish(self):
+        self.finished += 1
 
 
 class Auditor:
@@ -202,7 +215,7 @@ class Setting:
         small = {
             "hidden": (4,), "batch_size": 8, "updates_per_call": 4, "samples_per_insert": 8.0, "learning_starts": 32,
             "push_period_updates": 8, "evaluate_period_pushes": 2, "steps": 2_000, "goal_return": None,
-            "checkpoint_period_steps": 0, "target_period_updates": 0,
+            "checkpoint_period_steps": 10**9, "target_period_updates": 0,
         }  # fmt: skip
         if settings.get("lockstep"):
             small["actors"] = 1
@@ -213,17 +226,22 @@ class Setting:
         self.keeper, self.presence, self.stop = Keeper(), Presence(), StopSignal()
         self.auditor = auditor or Auditor()
         self.progress, self.metrics = Silent(), MemoryMetrics()
+        self.broker_ends_at = float("inf")
         parts = Parts(
             config=self.config, algorithm=self.algorithm, replay=self.world, limiter=self.limiter,
             receiver=self.world, publisher=self.publisher, presence=self.presence, evaluator=self.evaluator,
             auditor=self.auditor, keeper=self.keeper, normalizer=SimpleNamespace(pending=False),
             metrics=self.metrics, progress=self.progress, stop=self.stop,
-            env_steps=lambda: self.world.env_steps, actors=actors,
+            env_steps=lambda: self.world.env_steps, check_broker=self._check_broker, actors=actors,
         )  # fmt: skip
         self.loop = TrainingLoop(parts, progression or Progression())
 
     def run(self):
         return self.loop.run()
+
+    def _check_broker(self):
+        if self.world.env_steps > self.broker_ends_at:
+            raise LinkLost("the embedded broker ended with status -9")
 
 
 class LocalActors:
@@ -246,7 +264,9 @@ def test_it_ends_at_its_budget_with_the_last_policy_judged_and_a_checkpoint():
     assert result.judgements >= 3
     assert result.last_return_mean == 5.0
     assert result.resumable
-    assert len(setting.keeper.checkpoints) == 1
+    # One at the very start, so that the run can be resumed whatever happens, and one at the end.
+    assert [kept.updates for kept in setting.keeper.checkpoints] == [0, result.updates]
+    assert setting.keeper.finished == 1
     assert result.updates == 4 * setting.algorithm.updates
     # The limiter's ratio: 8 samples per transition, 8 transitions per gradient step.
     assert 0.8 < result.updates / result.env_steps < 1.2
@@ -305,12 +325,13 @@ def test_what_a_fatal_error_interrupts_is_kept():
     setting.world.on_wait = fail_later
     with pytest.raises(ActorFailed):
         setting.run()
-    assert len(setting.keeper.checkpoints) == 1
+    assert len(setting.keeper.checkpoints) == 2
+    assert setting.keeper.checkpoints[-1].updates > 0
 
 
 def test_a_checkpoint_that_fails_too_does_not_hide_the_first_error():
     setting = Setting()
-    setting.keeper.full_disk = True
+    setting.keeper.resumable = setting.keeper.full_disk = True
     setting.world.on_wait = lambda: setattr(setting.presence, "overtaken", setting.world.env_steps > 600)
     with pytest.raises(LearnerAlive):
         setting.run()
@@ -327,7 +348,7 @@ def test_weights_that_are_not_finite_are_not_kept():
     setting.algorithm.update = spoil
     with pytest.raises(NonFiniteError):
         setting.run()
-    assert setting.keeper.checkpoints == []
+    assert [kept.updates for kept in setting.keeper.checkpoints] == [0]
 
 
 def test_an_overtaken_learner_publishes_no_policy():
@@ -338,8 +359,38 @@ def test_an_overtaken_learner_publishes_no_policy():
     assert setting.publisher.published == []
 
 
+def test_a_disk_that_fills_up_ends_no_run_before_its_end():
+    setting = Setting(checkpoint_period_steps=200)
+    setting.world.on_wait = lambda: setattr(setting.keeper, "full_disk", 300 < setting.world.env_steps < 1_500)
+    assert setting.run().reason is StopReason.BUDGET
+    assert len(setting.keeper.checkpoints) > 3
+
+
+def test_a_broker_of_ours_that_ended_ends_the_run_with_a_checkpoint():
+    setting = Setting()
+    setting.broker_ends_at = 600
+    with pytest.raises(LinkLost):
+        setting.run()
+    assert setting.keeper.checkpoints[-1].updates > 0
+
+
+def test_a_full_disk_is_waited_for_longer_than_silence(monkeypatch):
+    monkeypatch.setattr(module, "_STALL_S", 0.05)
+    setting = Setting(actors=LocalActors(), steps=200)
+    setting.world.silent, setting.world.blocked = True, "No space left on device"
+    freed_s = time.monotonic() + 0.4
+
+    def free():
+        if time.monotonic() > freed_s:
+            setting.world.silent, setting.world.blocked = False, ""
+
+    setting.world.on_wait = free
+    assert setting.run().reason is StopReason.BUDGET
+
+
 def test_a_standstill_with_local_actors_ends_and_says_why(monkeypatch):
     monkeypatch.setattr(module, "_STALL_S", 0.05)
+    monkeypatch.setattr(module, "_BLOCKED_S", 0.05)
     setting = Setting(actors=LocalActors())
     setting.world.silent = True
     setting.world.blocked = "journal cannot be written: No space left on device"
@@ -371,7 +422,7 @@ def test_lockstep_with_a_second_life_is_refused():
     with pytest.raises(ActorFailed, match="one actor in one life") as caught:
         setting.run()
     assert "--resume" in caught.value.hint
-    assert setting.keeper.checkpoints == []
+    assert [kept.updates for kept in setting.keeper.checkpoints] == [0]
 
 
 def test_lockstep_judges_its_last_policy_and_keeps_only_checkpoints_of_its_fixed_steps():
@@ -379,7 +430,7 @@ def test_lockstep_judges_its_last_policy_and_keeps_only_checkpoints_of_its_fixed
     result = setting.run()
     assert result.reason is StopReason.BUDGET
     assert setting.evaluator.returns == [2.0]
-    assert len(setting.keeper.checkpoints) == 1
+    assert len(setting.keeper.checkpoints) == 2
     assert result.resumable
 
 

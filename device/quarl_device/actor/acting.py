@@ -17,7 +17,6 @@ class ActingPolicy:
         version: of the push.
         epsilon: this actor's share of random actions.
         reset: lockstep: reset every environment before acting with it.
-        variables_read_unix_ns: when the learner read its variables, 0 if unknown.
     """
 
     policy: Policy
@@ -25,7 +24,6 @@ class ActingPolicy:
     version: int
     epsilon: float
     reset: bool = False
-    variables_read_unix_ns: int = 0
 
 
 class Mailbox:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from quarl_device.actor.acting import ActingPolicy
+from quarl_device.capped_log import CappedWarnings
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import SpaceMismatch
 from quarl_device.policy import Policy
@@ -18,7 +19,6 @@ from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.push import PushHeader, decode_push, newer
 
 _LOG = logging.getLogger(__name__)
-_LOGGED_REFUSALS = 20
 _PUSHES_KEPT = 256
 
 
@@ -62,6 +62,7 @@ class Inbox:
         self.latest = (-1, -1)
         self.accepted = 0
         self.refused = 0
+        self._refusals = CappedWarnings(_LOG)
         self.ignored = 0
         self._epoch = 0
         self.ready_ms: deque[float] = deque(maxlen=_PUSHES_KEPT)
@@ -98,6 +99,7 @@ class Inbox:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout=2.0)
+        self._refusals.sum_up("refused pushes")
 
     def _work(self) -> None:
         while True:
@@ -145,7 +147,6 @@ class Inbox:
             version=header.version,
             epsilon=min(1.0, header.exploration.value_for(self._actor_index)),
             reset=header.reset,
-            variables_read_unix_ns=header.variables_read_unix_ns,
         )
 
     def _check_spaces(self, file: PolicyFile) -> None:
@@ -161,5 +162,4 @@ class Inbox:
 
     def _refuse(self, error: Exception) -> None:
         self.refused += 1
-        if self.refused <= _LOGGED_REFUSALS:
-            _LOG.warning("push refused: %s", error)
+        self._refusals.warning("push refused: %s", error)

@@ -19,7 +19,6 @@ from quarl_device.errors import EnvironmentMisbehaved, UnsupportedSpace
 from quarl_device.wire.block import BlockSpec
 
 _LATENCIES_KEPT = 1024
-_PUSHES_KEPT = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,6 @@ class Loop(Protocol):
     versions_seen: int
     block_began_s: float
     act_us: deque[float]
-    push_ms: deque[float]
 
     def run_block(self, rows: int) -> int:
         """Make at most `rows` rows; returns how many are in `recorder`, fewer after a wish to stop or flush.
@@ -85,7 +83,6 @@ class SteppingBase:
         versions_seen: policies swapped in so far.
         block_began_s: monotonic time at which the current block began, 0 between blocks.
         act_us: recent times of one policy call, in µs.
-        push_ms: recent times from the learner's reading of its variables to the swap, in ms of the wall clock.
     """
 
     def __init__(self, config: LoopConfig, mailbox: Mailbox) -> None:
@@ -97,7 +94,6 @@ class SteppingBase:
         self.versions_seen = 0
         self.block_began_s = 0.0
         self.act_us: deque[float] = deque(maxlen=_LATENCIES_KEPT)
-        self.push_ms: deque[float] = deque(maxlen=_PUSHES_KEPT)
         self._noise = _noise(config)
         self._fresh = True
         self._new = False
@@ -128,8 +124,6 @@ class SteppingBase:
             self.acting = policy
             self._new = True
             self.versions_seen += 1
-            if policy.variables_read_unix_ns:
-                self.push_ms.append((time.time_ns() - policy.variables_read_unix_ns) / 1e6)
         return self.acting
 
     def _attend(self, row: int, acting: ActingPolicy) -> tuple[ActingPolicy, bool]:

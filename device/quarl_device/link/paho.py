@@ -26,6 +26,7 @@ from quarl_device.link.inflight import Inflight
 from quarl_device.link.protocol import Backoff, Handler, LinkCounters, LinkLimits, Message, Will
 from quarl_device.link.router import Router, check_topic
 from quarl_device.link.url import BrokerURL
+from quarl_device.link.wording import plain, refusal
 from quarl_device.wire.limits import check_outgoing
 
 _log = logging.getLogger(__name__)
@@ -33,13 +34,6 @@ _log = logging.getLogger(__name__)
 _LOOP_S = 1.0
 _STABLE_S = 5.0
 _FIRST_CAP_S = 0.5
-_BAD_LOGIN, _NOT_ALLOWED, _BAD_CLIENT_ID = 134, 135, 133
-_FINAL = {
-    _BAD_LOGIN: "the user name or password is wrong",
-    _NOT_ALLOWED: "this user is not allowed, or the password is wrong",
-    _BAD_CLIENT_ID: "the client id is not allowed",
-}
-"""CONNACK reason codes (as paho maps them) that trying again cannot mend."""
 
 
 class PahoLink:
@@ -260,7 +254,7 @@ class _Loop:
             except ssl.SSLCertVerificationError as error:
                 self._fail(f"its certificate is not trusted: {error.verify_message}", final=True)
             except Exception as error:  # whatever paho or the system throws, the link goes on
-                self._fail(str(error) or type(error).__name__)
+                self._fail(plain(error), hint="is it running?")
             was_ready = self._ready
             self._down()
             if self.fault is not None and not self.first.is_set():
@@ -292,22 +286,26 @@ class _Loop:
             if not self._ready and not self._halt.is_set() and time.monotonic() > self._confirm_by:
                 raise TimeoutError("the broker accepted the connection but does not answer")
         if self._connack_code:
-            reason = _FINAL.get(self._connack_code, f"it answered with code {self._connack_code}")
-            self._fail(reason, final=self._connack_code in _FINAL)
+            said = refusal(self._connack_code, password_given=self.link._password is not None)
+            self._fail(said.reason, final=said.final, hint=said.hint)
         elif code == MQTTErrorCode.MQTT_ERR_PROTOCOL and not self.up:
             # Not final: paho does not tell a broker that refuses the version from one that talks nonsense.
             self._fail("it does not speak MQTT 3.1.1")
         elif not self._halt.is_set():
             self._fail(mqtt.error_string(code).rstrip("."))
 
-    def _fail(self, reason: str, *, final: bool = False) -> None:
+    def _fail(self, reason: str, *, final: bool = False, hint: str = "") -> None:
         self.link.counters.last_error = reason
+        address = self.link.url.address
         if final and not self.first.is_set() and self.fault is None:
-            self.fault = BrokerRefused(
-                f"the broker at {self.link.url.address} refused {self.link.client_id!r}: {reason}"
-            )
-        if self.first.is_set():
-            _log.warning("link to %s: %s", self.link.url.address, reason)
+            self.fault = BrokerRefused(f"the broker at {address} refused {self.link.client_id!r}: {reason}", hint=hint)
+        if not self.first.is_set():
+            return
+        mends = f" ({hint})" if hint else ""
+        if self._ready:
+            _log.warning("lost the broker at %s: %s; connecting again%s", address, reason, mends)
+        else:
+            _log.warning("cannot connect to the broker at %s: %s; trying again%s", address, reason, mends)
 
     def _down(self) -> None:
         self.up = self._ready = False
@@ -350,6 +348,8 @@ class _Loop:
     def _become_ready(self) -> None:
         self._ready = True
         self.link.counters.connections += 1
+        if self.first.is_set():
+            _log.info("connected to the broker at %s again", self.link.url.address)
         for callback in tuple(self.link._callbacks):
             self.link._router.guard("a connect callback", callback)
         self.first.set()

@@ -46,19 +46,19 @@ def act_latency(policy: Policy, n: int = 20_000) -> ActLatency:
     """
     if not 100 <= n <= 10_000_000:
         raise UsageError(f"cannot time {n} calls: expected 100 to 10,000,000")
-    spec = policy.contract.observations[0]
-    observation = np.zeros(spec.shape, spec.dtype)
-    batch = np.zeros((1, *policy.tensor_shape), np.float32)
+    parts = {binding.spec.key: np.zeros(binding.spec.shape, binding.spec.dtype) for binding in policy.inputs}
+    observation = parts if len(parts) > 1 else next(iter(parts.values()))
+    buffers = [np.zeros((1, *binding.shape), binding.dtype) for binding in policy.inputs]
     for _ in range(200):
         policy.act(observation)
-        policy.model.infer(batch)
+        policy.model.infer(*buffers)
     rounds = max(1, min(20, n // 100))
     act = np.empty((rounds, n // rounds), np.int64)
     raw, empty = np.empty_like(act), np.empty_like(act)
     for number in range(rounds):
         _time(act[number], policy.act, observation)
-        _time(raw[number], policy.model.infer, batch)
-        _time(empty[number], _nothing, batch)
+        _time(raw[number], policy.model.infer, *buffers)
+        _time(empty[number], _nothing, *buffers)
     # Calling a Python function costs as much here as within both measurements, so it is taken off with the timer.
     timer_ns = float(np.median(empty))
     act_us = np.maximum(act.ravel() - timer_ns, 1.0) / 1e3
@@ -74,15 +74,23 @@ def act_latency(policy: Policy, n: int = 20_000) -> ActLatency:
     )
 
 
-def _time(into: NDArray[np.int64], call: Callable[[NDArray[Any]], Any], argument: NDArray[Any]) -> None:
+def _time(into: NDArray[np.int64], call: Callable[..., Any], *arguments: Any) -> None:
     clock = time.perf_counter_ns
     times = []
-    for _ in range(len(into)):
-        start = clock()
-        call(argument)
-        times.append(clock() - start)
+    if len(arguments) == 1:
+        # Without the tuple's unpacking, which a call of an observation has not either.
+        [argument] = arguments
+        for _ in range(len(into)):
+            start = clock()
+            call(argument)
+            times.append(clock() - start)
+    else:
+        for _ in range(len(into)):
+            start = clock()
+            call(*arguments)
+            times.append(clock() - start)
     into[:] = times
 
 
-def _nothing(_: NDArray[Any]) -> None:
+def _nothing(*_: Any) -> None:
     return None

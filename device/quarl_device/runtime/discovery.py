@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
@@ -11,6 +12,7 @@ from quarl_device.runtime.protocol import PolicyRuntime
 
 RUNTIME_GROUP = "quarl_device.runtimes"
 _PREFERRED = ("litert", "tflite-runtime")
+_COMMANDS = {"litert": "pip install ai-edge-litert", "tflite-runtime": "pip install tflite-runtime 'numpy<2'"}
 
 
 def runtime_names() -> list[str]:
@@ -41,16 +43,35 @@ def _working(name: str | None) -> PolicyRuntime:
     failures = []
     for point in points:
         try:
-            runtime: PolicyRuntime = point.load()()
+            return _made(point)
         # A wheel for another C library or another numpy fails in many ways, all of which mean "not this one".
         except Exception as error:
             failures.append(f"{point.name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-        else:
-            return runtime
+    if name is not None:
+        raise MissingRuntime(
+            f"the runtime {name} does not work here ({'; '.join(failures)}); "
+            f"installed are: {', '.join(_installed()) or 'none'}",
+            hint=_COMMANDS.get(name, ""),
+        )
     raise MissingRuntime(
         f"no TFLite runtime works here ({'; '.join(failures) or 'none is declared'})",
-        hint="pip install ai-edge-litert, or on 32-bit ARM: pip install tflite-runtime 'numpy<2'",
+        hint=f"{_COMMANDS['litert']}, or on 32-bit ARM: {_COMMANDS['tflite-runtime']}",
     )
+
+
+def _made(point: EntryPoint) -> PolicyRuntime:
+    runtime: PolicyRuntime = point.load()()
+    return runtime
+
+
+def _installed() -> list[str]:
+    """Return the names of the runtimes that work here."""
+    names = []
+    for point in _points():
+        with contextlib.suppress(Exception):
+            _made(point)
+            names.append(point.name)
+    return names
 
 
 def _points() -> list[EntryPoint]:

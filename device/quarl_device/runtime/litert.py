@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -135,10 +135,10 @@ class TFLiteRuntime(_InterpreterRuntime):
     _module = "tflite_runtime.interpreter"
 
     def __init__(self) -> None:
+        super().__init__()
         # With numpy 2 the import succeeds and the first interpreter dies with a SystemError.
         if int(np.__version__.split(".")[0]) >= 2:
-            raise ImportError(f"tflite-runtime needs numpy<2, found numpy {np.__version__}: pip install 'numpy<2'")
-        super().__init__()
+            raise ImportError(f"tflite-runtime needs numpy<2, found numpy {np.__version__}")
 
 
 class _Greeting:
@@ -158,13 +158,13 @@ def _without_greeting() -> Iterator[None]:
         yield
         return
     with _Greeting.lock:
-        try:
-            stderr = os.dup(2)
-            held = tempfile.TemporaryFile()  # noqa: SIM115  closed below
-        except OSError:
-            # No room for a file, or stderr is closed: nothing worth failing for.
+        found = _set_aside()
+        if found is None:
+            # Nothing worth failing for, nor worth trying again with every push.
+            _Greeting.over = True
             yield
             return
+        held, stderr = found
         with held:
             os.dup2(held.fileno(), 2)
             try:
@@ -178,6 +178,19 @@ def _without_greeting() -> Iterator[None]:
                 _Greeting.over = _Greeting.over or len(b"".join(lines)) > len(rest)
                 with suppress(OSError):
                     os.write(2, rest)
+
+
+def _set_aside() -> tuple[IO[bytes], int] | None:
+    """Return an open file and a copy of stderr's descriptor, or `None` where there is no room or no stderr."""
+    try:
+        held = tempfile.TemporaryFile()  # noqa: SIM115  returned
+    except OSError:
+        return None
+    try:
+        return held, os.dup(2)
+    except OSError:
+        held.close()
+        return None
 
 
 def _pick(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_device.contract import ObservationSpec
 from quarl_export.ir.layers import Layer
 from quarl_export.ir.policy_graph import ImportedPolicy, PolicyGraph
 
@@ -19,16 +20,17 @@ def normalize(policy: ImportedPolicy, observations: Mapping[str, NDArray[Any]]) 
 
     Args:
         policy: its contract's normaliser is applied.
-        observations: per key ``[batch, *shape]`` as the environment gives them.
+        observations: per key ``[batch, *shape]`` as the environment gives them; stacked frames as
+            ``[batch, stack, *shape]``, oldest first, or joined as the graph's input has them.
 
     Returns:
         Per key float32 ``[batch, *graph input shape]``.
     """
     normalized = {}
     normalizer = policy.contract.normalizer
+    specs = {spec.key: spec for spec in policy.contract.observations}
     for item in policy.graph.inputs:
-        raw = np.asarray(observations[item.key])
-        rows = raw.reshape(len(raw), *item.shape).astype(np.float32)
+        rows = _laid_out(np.asarray(observations[item.key]), specs[item.key], item.shape).astype(np.float32)
         if item.key in normalizer.offset:
             shape = item.shape
             offset = np.broadcast_to(np.asarray(normalizer.offset[item.key], np.float32), _flat(shape)).reshape(shape)
@@ -62,8 +64,29 @@ def run_graph(graph: PolicyGraph, weights: Mapping[str, Float32], inputs: Mappin
     return tensors
 
 
+def run_layer(layer: Layer, operands: list[NDArray[Any]], arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return what `layer` gives for `operands` ``[batch, *shape]`` and its `arrays`, in the precision of these."""
+    return np.asarray(_RUN[layer.kind](layer, operands, arrays))
+
+
 def _flat(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape))
+
+
+def _laid_out(raw: NDArray[Any], spec: ObservationSpec, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Join stacked frames along the last axis; turn round images that the environment has channels first."""
+    frame, stack = spec.shape, spec.stack
+    channels_first = len(frame) == 3 and shape == (*frame[1:], frame[0] * stack) and not (stack == 1 and frame == shape)
+    if stack > 1 and raw.shape[1:] == (stack, *frame):
+        if channels_first:
+            raw = raw.reshape(len(raw), stack * frame[0], *frame[1:])
+        elif shape == (*frame, stack):
+            raw = np.moveaxis(raw, 1, -1)
+        elif frame:
+            raw = np.concatenate([raw[:, n] for n in range(stack)], axis=-1)
+    if channels_first and raw.shape[1:] != shape:
+        raw = np.moveaxis(raw, 1, -1)
+    return raw.reshape(len(raw), *shape)
 
 
 def _patches(image: Float32, window: tuple[int, int], layer: Layer, *, fill: float) -> Float32:
@@ -138,7 +161,8 @@ _RUN: Mapping[str, Callable[[Layer, list[Float32], list[Float32]], Any]] = {
     "relu": _single(lambda x: np.maximum(x, 0)),
     "relu6": _single(lambda x: np.clip(x, 0, 6)),
     "tanh": _single(np.tanh),
-    "sigmoid": _single(lambda x: 1 / (1 + np.exp(-x))),
+    # 1 / (1 + exp(-x)) without its overflow.
+    "sigmoid": _single(lambda x: (np.tanh(x / 2) + 1) / 2),
     "softmax": _softmax,
     "elu": _single(lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0)))),
     "layer_norm": _layer_norm,

@@ -1,0 +1,87 @@
+"""The learner's task on this device: the environment that its birth names, made into a loop, and what belongs to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from quarl_device.actor.acting import ActingPolicy, Mailbox
+from quarl_device.actor.identity import AgentConfig
+from quarl_device.actor.single import SingleLoop
+from quarl_device.actor.stepping import Loop, LoopConfig
+from quarl_device.actor.vector import VectorLoop
+from quarl_device.environments import EnvSpec, check_matches, check_registered, make_single, make_vector
+from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.messages import LearnerBirth
+
+_LOG = logging.getLogger(__name__)
+
+
+def make_loop(config: AgentConfig, birth: LearnerBirth, mailbox: Mailbox) -> tuple[Loop, BlockCodec]:
+    """Return a loop over the learner's environment, or over the device's own choice, and the codec of its blocks.
+
+    Raises:
+        UnknownEnvironment, UnsupportedSpace, SpaceMismatch: no such environment here, or not the learner's spaces.
+        MissingExtra: the environment's own dependency is not installed.
+        EnvironmentMisbehaved: its constructor raised.
+    """
+    spec = BlockSpec(observations=birth.observations, action=birth.action)
+    loop_config = _loop_config(config, birth, spec)
+    env_spec = EnvSpec(env_id=loop_config.env_id, kwargs={} if config.env else birth.env_kwargs)
+    # Only the device's own configuration may name a module to import.
+    own = config.env is not None
+    check_registered(env_spec.env_id, allow_module=own)
+    if config.num_envs == 1:
+        env = make_single(env_spec, allow_module=own)
+        with _closed_on_error(env):
+            check_matches(env, birth.observations, birth.action)
+            return SingleLoop(env, loop_config, mailbox), BlockCodec(spec)
+    vector = make_vector(env_spec, config.num_envs, allow_module=own)
+    with _closed_on_error(vector):
+        check_matches(vector, birth.observations, birth.action)
+        return VectorLoop(vector, loop_config, mailbox), BlockCodec(spec)
+
+
+def _loop_config(config: AgentConfig, birth: LearnerBirth, spec: BlockSpec) -> LoopConfig:
+    lockstep = birth.mode == "lockstep"
+    if lockstep and (config.seed is not None or config.block_steps is not None):
+        _LOG.warning("the learner runs in lockstep: its seed and block size are used, not this device's")
+    rows = birth.block_steps if lockstep else config.block_steps or birth.block_steps
+    return LoopConfig(
+        env_id=config.env or birth.env_id,
+        spec=spec,
+        num_envs=config.num_envs,
+        max_rows=min(rows, spec.max_steps(config.num_envs)),
+        seed=birth.seed if lockstep or config.seed is None else config.seed,
+        actor_index=config.actor_index,
+        lockstep=lockstep,
+    )
+
+
+@contextmanager
+def _closed_on_error(env: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        env.close()
+        raise
+
+
+def same_task(one: LearnerBirth, other: LearnerBirth) -> bool:
+    """Whether what was made for one birth is of use for the other."""
+    return _task(one) == _task(other)
+
+
+def fits_spaces(acting: ActingPolicy, birth: LearnerBirth) -> bool:
+    """Whether a policy observes and acts in the spaces that a birth names."""
+    contract = acting.policy.contract
+    found, wanted = (
+        [(spec.key, spec.shape, spec.dtype) for spec in specs] for specs in (contract.observations, birth.observations)
+    )
+    return found == wanted and contract.action.n == birth.action.n
+
+
+def _task(birth: LearnerBirth) -> tuple[object, ...]:
+    return (birth.env_id, birth.env_kwargs, birth.observations, birth.action, birth.mode, birth.block_steps)

@@ -1,0 +1,86 @@
+"""What an agent does by the clock: renewed births, re-sends, telemetry, slow blocks, a link that went down."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from quarl_device.actor.inbox import Inbox
+from quarl_device.actor.shared import Shared
+from quarl_device.actor.speaker import Speaker
+from quarl_device.actor.stepping import Loop
+from quarl_device.link import Link
+
+_LOG = logging.getLogger(__name__)
+_TICK_S = 0.1
+_TELEMETRY_PERIOD_S = 1.0
+_FLUSH_AFTER_S = 1.0
+
+
+class Ticker:
+    """A thread that ticks from `start` to `stop`.
+
+    Args:
+        link: whose fall is noticed.
+        shared: what the clock changes.
+        speaker: says what is due.
+        inbox: for telemetry.
+    """
+
+    def __init__(self, link: Link, *, shared: Shared, speaker: Speaker, inbox: Inbox) -> None:
+        self._link = link
+        self._shared = shared
+        self._speaker = speaker
+        self._inbox = inbox
+        self._telemetry_due_s = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, if it was started."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_TICK_S):
+            try:
+                self.tick(time.monotonic())
+            # Births, re-sends and telemetry must go on whatever went wrong this time.
+            except Exception:
+                _LOG.exception("tick failed")
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due at `now_s`, monotonic time."""
+        shared = self._shared
+        with shared.changed:
+            session = shared.session
+            if session.link_up and not self._link.connected:
+                session.link_changed(up=False, now_s=now_s)
+            session.tick(now_s)
+            if shared.standstill.is_news(now_s):
+                session.request_announce()
+            if session.announce_due(now_s):
+                self._speaker.announce()
+            self._speaker.send_blocks()
+            if shared.loop is not None:
+                self._tell(shared.loop, now_s)
+                self._flush_slow_block(shared.loop, now_s)
+
+    def _tell(self, loop: Loop, now_s: float) -> None:
+        if now_s >= self._telemetry_due_s:
+            self._telemetry_due_s = now_s + _TELEMETRY_PERIOD_S
+            self._speaker.send_telemetry(loop, self._inbox, now_s)
+        self._shared.tally.log_progress(loop, self._shared.standstill.reason, now_s)
+
+    def _flush_slow_block(self, loop: Loop, now_s: float) -> None:
+        """Ask for a block that has been in the making for long, but never in lockstep, where blocks have one length."""
+        birth = self._shared.birth
+        slow = 0 < loop.block_began_s < now_s - _FLUSH_AFTER_S
+        if slow and birth is not None and birth.mode != "lockstep":
+            self._shared.mailbox.ask_flush()

@@ -1,0 +1,137 @@
+"""Load a file for real, in a child process: a bad file, or a runtime that does not fit, may kill its interpreter.
+
+The parent sends the model on stdin; the child answers one JSON line. Whatever happens to the child (a signal, silence,
+nonsense) becomes a plain answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+MODULES: Mapping[str, str] = {
+    "ai-edge-litert": "ai_edge_litert.interpreter",
+    "tflite-runtime": "tflite_runtime.interpreter",
+}
+DEADLINE_S = 60.0
+MAX_CHILD_BYTES = 8 * 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What one installed runtime did with a file.
+
+    Attributes:
+        runtime: its distribution.
+        version: installed version, "" where it is not installed.
+        loads: it built an interpreter, allocated the tensors and ran once on zeros; `None` where it is not installed.
+        detail: what went wrong, "" where nothing did.
+    """
+
+    runtime: str
+    version: str
+    loads: bool | None
+    detail: str
+
+
+def installed_version(runtime: str) -> str:
+    """Return the installed version of a distribution, "" where there is none."""
+    try:
+        return version(runtime)
+    except PackageNotFoundError:
+        return ""
+
+
+def probe(model: bytes, runtime: str, *, deadline_s: float = DEADLINE_S, command: Sequence[str] | None = None) -> Probe:
+    """Load and run `model` once in a child process.
+
+    Args:
+        model: a TFLite file of any origin.
+        runtime: a distribution of `MODULES`.
+        deadline_s: after so many seconds the child is killed.
+        command: what to run instead of this module; for tests.
+    """
+    found = installed_version(runtime)
+    if not found:
+        return Probe(runtime=runtime, version="", loads=None, detail="not installed here")
+    words = command or [sys.executable, "-c", f"from {__name__} import main; main({runtime!r})"]
+    try:
+        done = subprocess.run(
+            words, input=model, capture_output=True, timeout=deadline_s, check=False, env=_child_env()
+        )
+    except subprocess.TimeoutExpired:
+        return Probe(runtime=runtime, version=found, loads=False, detail=f"gave no answer in {deadline_s:g} s")
+    except OSError as error:
+        return Probe(runtime=runtime, version=found, loads=None, detail=f"no child process: {error.strerror}")
+    loads, detail = _answer(done)
+    return Probe(runtime=runtime, version=found, loads=loads, detail=detail)
+
+
+def _child_env() -> dict[str, str]:
+    # The child must find the package where this process did, installed or not.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def _answer(done: subprocess.CompletedProcess[bytes]) -> tuple[bool, str]:
+    if done.returncode < 0:
+        return False, f"its interpreter died of {_signal_name(-done.returncode)}"
+    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+    try:
+        answer = json.loads(lines[-1])
+        return bool(answer["loads"]), str(answer["detail"])[:300]
+    except (IndexError, ValueError, KeyError, TypeError):
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        return False, f"its process ended with {done.returncode}: {last[-1][:200] if last else 'silent'}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def main(runtime: str) -> None:
+    """Be the child: read a model from stdin, run it on zeros, write one JSON line."""
+    _limit()
+    model = sys.stdin.buffer.read()
+    try:
+        detail = _run_once(MODULES[runtime], model)
+    # Whatever a runtime raises is the answer that was asked for.
+    except BaseException as error:
+        lines = str(error).strip().splitlines()
+        detail = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    sys.stdout.write(json.dumps({"loads": not detail, "detail": detail}) + "\n")
+
+
+def _limit() -> None:
+    """No core file, and no more memory than any model of ours could ask for."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.maxsize < 2**32:  # all addresses together are fewer
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = MAX_CHILD_BYTES if hard == resource.RLIM_INFINITY else min(MAX_CHILD_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _run_once(module: str, model: bytes) -> str:
+    import numpy as np
+
+    if module.startswith("tflite_runtime") and int(np.__version__.split(".")[0]) >= 2:
+        return f"tflite-runtime needs numpy<2, found numpy {np.__version__}"
+    interpreter: Any = importlib.import_module(module).Interpreter(model_content=model, num_threads=1)
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
+    interpreter.invoke()
+    return ""

@@ -1,0 +1,218 @@
+"""How fast a push is beside a conversion, and an int8 action beside the runtime's bare call, each pair in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
+from quarl_device.errors import UsageError
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy
+from quarl_device.runtime import PolicyRuntime
+from quarl_device.runtime.bench import act_latency
+from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
+from quarl_export.ir.reference import run_graph
+from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.quantized import convert_quantized
+from quarl_export.range_plan import QuantizationOptions, Range
+from quarl_export.schemes import SchemeOptions
+from quarl_export.template import Template
+
+OBSERVATION_SIZE = 8
+NUM_ACTIONS = 4
+MAX_HIDDEN_LAYERS, MAX_UNITS = 16, 8_192
+_KEY, _HEAD = "observation", "q_values"
+_CALIBRATION_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSpeed:
+    """What `push_speed` measured; its fields are the keys of `--format json`.
+
+    Attributes:
+        hidden: sizes of the hidden layers.
+        bytes: size of the file.
+        patch_ms_p50: weights and ranges to a complete file, median.
+        convert_ms_p50: the same by TensorFlow's converter, median of the conversions between the patches.
+        ratio: `convert_ms_p50 / patch_ms_p50`.
+        identical: whether every audited patch had every tensor, scale and zero point of its conversion.
+        audited: how many were compared.
+        pushes: how many patches were timed.
+        rss_growth_bytes: resident memory after the timed patches, less that before them.
+    """
+
+    hidden: tuple[int, ...]
+    bytes: int
+    patch_ms_p50: float
+    convert_ms_p50: float
+    ratio: float
+    identical: bool
+    audited: int
+    pushes: int
+    rss_growth_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActSpeed:
+    """What `act_speed` measured; its fields are the keys of `--format json`.
+
+    Attributes:
+        hidden: sizes of the hidden layers.
+        act_us_p50: raw observation in, action out, int8, normaliser in the file.
+        raw_us_p50: the runtime's set, invoke and get on the same model, in alternation.
+        ratio: `act_us_p50 / raw_us_p50`.
+        float_us_p50: raw observation in, action out, of a float32 file of the same network.
+        runtime: name and version.
+    """
+
+    hidden: tuple[int, ...]
+    act_us_p50: float
+    raw_us_p50: float
+    ratio: float
+    float_us_p50: float
+    runtime: str
+
+
+def dense_policy(hidden: Sequence[int], *, seed: int = 0) -> ImportedPolicy:
+    """Return a dense ReLU policy with random weights: 8 observations, normalised, to 4 Q values.
+
+    Raises:
+        UsageError: sizes out of range.
+    """
+    if not 1 <= len(hidden) <= MAX_HIDDEN_LAYERS or not all(1 <= units <= MAX_UNITS for units in hidden):
+        raise UsageError(f"hidden {tuple(hidden)}: expected 1-{MAX_HIDDEN_LAYERS} layers of 1-{MAX_UNITS} units")
+    rng = np.random.default_rng(seed)
+    widths = (OBSERVATION_SIZE, *hidden, NUM_ACTIONS)
+    layers, weights, source = [], {}, _KEY
+    for index, (inputs, units) in enumerate(itertools.pairwise(widths)):
+        name = _HEAD if index == len(hidden) else f"hidden_{index}"
+        layers.append(Layer(name=name, kind="dense", inputs=(source,)))
+        limit = np.sqrt(6.0 / inputs)
+        weights[f"{name}/kernel"] = rng.uniform(-limit, limit, (inputs, units)).astype(np.float32)
+        weights[f"{name}/bias"] = rng.uniform(-0.1, 0.1, units).astype(np.float32)
+        source = name
+        if index < len(hidden):
+            source = f"{name}_relu"
+            layers.append(Layer(name=source, kind="relu", inputs=(name,)))
+    graph = PolicyGraph(
+        inputs=(GraphInput(key=_KEY, shape=(OBSERVATION_SIZE,)),),
+        layers=tuple(layers),
+        outputs={_HEAD: _HEAD},
+        weight_shapes={name: array.shape for name, array in weights.items()},
+    )
+    observed = rng.uniform(-1, 1, (_CALIBRATION_ROWS, OBSERVATION_SIZE)).astype(np.float32)
+    return ImportedPolicy(
+        graph=graph,
+        weights=weights,
+        contract=_contract(),
+        golden_observations={_KEY: observed[:4]},
+        ranges=_ranges(graph, run_graph(graph, weights, {_KEY: observed})),
+    )
+
+
+def push_speed(
+    hidden: Sequence[int],
+    *,
+    pushes: int = 200,
+    conversions: int = 5,
+    options: QuantizationOptions | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> PushSpeed:
+    """Time patches and conversions of a dense ReLU policy whose weights change every time, in alternation.
+
+    Args:
+        hidden: sizes of the hidden layers.
+        pushes: patches to time.
+        conversions: of these, how many are converted too, timed, and compared.
+        options: of the quantization.
+        progress: told how many pushes are done.
+
+    Raises:
+        UsageError: sizes or counts out of range.
+        PatchError, ConversionError: the network cannot be patched or converted.
+    """
+    if not 1 <= conversions <= pushes <= 1_000_000:
+        raise UsageError(f"{conversions} conversions among {pushes} pushes: expected 1 <= conversions <= pushes")
+    policy = dense_policy(hidden)
+    template = Template.from_model(policy, options=options).with_contract(policy, policy.golden_observations)
+    rng = np.random.default_rng(1)
+    audits = set(np.linspace(0, pushes - 1, conversions).astype(int).tolist())
+    patch_ms, convert_ms, differing, size = [], [], 0, 0
+    template.patch_policy(policy)
+    before = _resident_bytes()
+    grown = 0
+    for number in range(pushes):
+        weights = {name: array * np.float32(rng.uniform(0.5, 2.0)) for name, array in policy.weights.items()}
+        started = time.perf_counter()
+        size = len(template.patch(weights, policy.ranges))
+        patch_ms.append((time.perf_counter() - started) * 1e3)
+        if number in audits:
+            grown += _resident_bytes() - before
+            started = time.perf_counter()
+            convert_quantized(dataclasses.replace(policy, weights=weights), policy.ranges, options=template.options)
+            convert_ms.append((time.perf_counter() - started) * 1e3)
+            differing += bool(template.audit(weights, policy.ranges))
+            # What a conversion leaves in memory is not the patches'.
+            before = _resident_bytes()
+        progress(number + 1)
+    grown += _resident_bytes() - before
+    patch, convert = float(np.median(patch_ms)), float(np.median(convert_ms))
+    return PushSpeed(
+        hidden=tuple(hidden), bytes=size, patch_ms_p50=patch, convert_ms_p50=convert, ratio=convert / patch,
+        identical=not differing, audited=conversions, pushes=pushes, rss_growth_bytes=grown,
+    )  # fmt: skip
+
+
+def act_speed(
+    hidden: Sequence[int],
+    *,
+    calls: int = 20_000,
+    runtime: PolicyRuntime | None = None,
+) -> ActSpeed:
+    """Time one action of a dense ReLU policy, int8 and float, beside the runtime's bare call.
+
+    Args:
+        hidden: sizes of the hidden layers.
+        calls: of each kind.
+        runtime: by default the first that works here.
+
+    Raises:
+        UsageError: sizes or counts out of range.
+        MissingRuntime: none works here.
+    """
+    policy = dense_policy(hidden)
+    template = Template.from_model(policy, verify=False).with_contract(policy, policy.golden_observations)
+    int8 = act_latency(Policy.load(read_policy(template.patch_policy(policy)), runtime=runtime), calls)
+    options = ExportOptions(scheme=SchemeOptions(scheme="float32"), force=True)
+    unquantized = act_latency(Policy.load(build_file(policy, options).file, runtime=runtime), calls)
+    return ActSpeed(
+        hidden=tuple(hidden), act_us_p50=int8.act_us_p50, raw_us_p50=int8.raw_us_p50, ratio=int8.ratio,
+        float_us_p50=unquantized.act_us_p50, runtime=int8.runtime,
+    )  # fmt: skip
+
+
+def _contract() -> PolicyContract:
+    normalizer = Normalizer(where="graph", offset={_KEY: (0.0,)}, scale={_KEY: (0.5,)})
+    return PolicyContract(
+        env_id="", algorithm="dqn", scheme="int8",
+        observations=(ObservationSpec(key=_KEY, shape=(OBSERVATION_SIZE,), tensor=_KEY),),
+        head=Head(kind="q_values", outputs={_HEAD: _HEAD}), action=ActionSpec(kind="discrete", n=NUM_ACTIONS),
+        normalizer=normalizer,
+    )  # fmt: skip
+
+
+def _ranges(graph: PolicyGraph, tensors: dict[str, np.ndarray]) -> dict[str, Range]:
+    sites = graph.range_sites()
+    return {name: (min(0.0, float(tensors[name].min())), max(0.0, float(tensors[name].max()))) for name in sites}
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

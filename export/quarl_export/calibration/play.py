@@ -1,0 +1,137 @@
+"""Observations from playing an environment, seeded: with random actions or with the float policy's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.contract import PolicyContract
+from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
+from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_export.calibration.data import CalibrationData
+from quarl_export.ir import ImportedPolicy, run_reference
+
+Actions = Literal["random", "policy", "mixed"]
+MAX_STEPS = 100_000
+Row = dict[str, NDArray[Any]]
+
+
+def play(
+    policy: ImportedPolicy,
+    spec: EnvSpec,
+    *,
+    steps: int = 1024,
+    seed: int = 0,
+    actions: Actions = "mixed",
+    allow_module: bool = False,
+) -> CalibrationData:
+    """Step one environment and keep what it shows.
+
+    Args:
+        policy: gives the contract, and the actions of "policy".
+        spec: which environment.
+        steps: how many observations, first ones of episodes included.
+        seed: of environment and action space.
+        actions: "random"; "policy": the float network's greedy ones; "mixed": every second episode each, so that the
+            data hold what the policy seeks and what it avoids.
+        allow_module: see `environments.check_registered`.
+
+    Raises:
+        UsageError: not at least 2 steps.
+        SpaceMismatch: the environment's spaces are not the policy's.
+        EnvironmentMisbehaved: it raised, or showed NaN.
+        QuarlError: whatever `make_single` raises.
+    """
+    if not 2 <= steps <= MAX_STEPS:
+        raise UsageError(f"cannot calibrate with {steps} steps: expected 2..{MAX_STEPS:,}")
+    contract = policy.contract
+    world = make_single(spec, seed=seed, allow_module=allow_module)
+    rows: list[Row] = []
+    try:
+        check_matches(world, contract.observations, contract.action)
+        episode = 0
+        while len(rows) < steps:
+            greedy = actions == "policy" or (actions == "mixed" and episode % 2 == 1)
+            choose = _greedy(policy) if greedy else lambda _row: world.action_space.sample()
+            _episode(world, contract, choose, rows, steps, seed=seed + episode)
+            episode += 1
+    finally:
+        world.close()
+    arrays = {item.key: np.stack([row[item.key] for row in rows]) for item in contract.observations}
+    return CalibrationData.checked(
+        contract, arrays, source=f"{steps} steps of {spec.env_id}, {actions} actions, seed {seed}"
+    )
+
+
+def _episode(
+    world: gymnasium.Env[Any, Any],
+    contract: PolicyContract,
+    choose: Callable[[Row], Any],
+    rows: list[Row],
+    steps: int,
+    *,
+    seed: int,
+) -> None:
+    try:
+        observation, _ = world.reset(seed=seed)
+        ended = False
+        row = None
+        while len(rows) < steps:
+            row = _row(contract, observation, row)
+            rows.append(row)
+            if ended:
+                return
+            observation, _, terminated, truncated, _ = world.step(choose(row))
+            ended = bool(terminated or truncated)
+    # The environment is anybody's code.
+    except Exception as error:
+        raise EnvironmentMisbehaved(
+            f"the environment raised while it was played for calibration: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _row(contract: PolicyContract, observation: Any, before: Row | None) -> Row:
+    """Return `observation` by key; a stack is that of the row before, moved on, or the first frame repeated."""
+    keyed = isinstance(observation, Mapping)
+    row = {}
+    for spec in contract.observations:
+        frame = np.array(observation[spec.key] if keyed else observation, spec.dtype).reshape(spec.shape)
+        if spec.stack > 1:
+            earlier = [frame] * (spec.stack - 1) if before is None else list(before[spec.key][1:])
+            frame = np.stack([*earlier, frame])
+        row[spec.key] = frame
+    return row
+
+
+def _greedy(policy: ImportedPolicy) -> Callable[[Row], Any]:
+    action = policy.contract.action
+
+    def choose(row: Row) -> Any:
+        outputs = run_reference(policy, {key: values[None] for key, values in row.items()})
+        return greedy_actions(policy.contract, outputs)[0]
+
+    return choose if action.kind == "box" else lambda row: int(choose(row)) + action.start
+
+
+def greedy_actions(contract: PolicyContract, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return the greedy actions of `outputs`, per role ``[count, ...]``.
+
+    Returns:
+        int64 ``[count]`` counted from 0, or float64 ``[count, *shape]`` of a box, scaled and clipped to its bounds.
+    """
+    head, action = contract.head, contract.action
+    role = "mean" if head.kind == "gaussian" else head.kind
+    values = np.asarray(outputs[role], np.float64).reshape(len(outputs[role]), -1)
+    if action.kind == "discrete":
+        chosen: NDArray[Any] = values.argmax(axis=1)
+        return chosen
+    if head.squash == "tanh":
+        values = np.tanh(values)
+    scale = np.asarray(action.scale or (1.0,))
+    values = values * scale + np.asarray(action.offset or (0.0,))
+    clipped: NDArray[Any] = np.clip(values, action.low, action.high)
+    return clipped.reshape(len(values), *action.shape)

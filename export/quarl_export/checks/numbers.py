@@ -1,0 +1,145 @@
+"""Checks of numbers before and after the conversion: Q01 finite, Q02 ranges, Q03 saturation, Q04 bias, Q05 constant."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_export.checks.report import CheckResult
+from quarl_export.checks.subject import Subject
+from quarl_export.int8_reference import INT32_MAX
+from quarl_export.ir.layers import WEIGHTED
+from quarl_export.ir.reference import run_graph
+from quarl_export.ranges import MIN_WIDTH, saturation_limits
+
+MAX_BITS_LOST = 3.0
+MAX_SATURATED = 0.05
+# A site inside the network that clips more than this has a range of other data, or of none.
+MAX_CLIPPED = 0.25
+# So many are chance where there are few observations.
+_CHANCE = 5
+_DEGENERATE = 1.01 * MIN_WIDTH
+# Where stock quantizers start every range; one that is still there was never adapted.
+_START = 6.0
+
+
+def check_finite(subject: Subject) -> CheckResult:
+    """Q01: nothing that enters the file is NaN or Inf; nor is what comes out, once there is a file."""
+    named: dict[str, Any] = dict(subject.policy.weights)
+    normalizer = subject.policy.contract.normalizer
+    for key in normalizer.offset:
+        named[f"normaliser of {key}"] = [*normalizer.offset[key], *normalizer.scale[key]]
+    for site, limits in (subject.ranges or {}).items():
+        named[f"range of {site}"] = limits
+    if subject.model:
+        named |= {f"output {role}": values for role, values in subject.file_outputs.items()}
+    bad = [name for name, values in named.items() if not np.isfinite(np.asarray(values, np.float64)).all()]
+    message = f"{', '.join(bad[:4])} hold NaN or Inf" if bad else "all numbers are finite"
+    return CheckResult(code="Q01", passed=not bad, value=float(len(bad)), limit=0.0, message=message)
+
+
+def check_ranges(subject: Subject) -> CheckResult:
+    """Q02: every range was set, fits what flows through its site, and is not degenerate."""
+    if subject.ranges is None or subject.network is None:
+        return CheckResult(code="Q02", passed=True, message=f"scheme {subject.options.scheme} has no explicit ranges")
+    tensors = run_graph(subject.policy.graph, subject.policy.weights, subject.inputs)
+    worst, faults = 0.0, []
+    # Inputs are Q03's; what saturates behind itself is cut on purpose.
+    meant = {*subject.inputs, *saturation_limits(subject.policy)}
+    for site in subject.network.plan.sites:
+        low, high = subject.ranges[site]
+        if high - low <= _DEGENERATE:
+            faults.append(f"the range of {site!r} is degenerate ({low:.3g}, {high:.3g}): its values did not move")
+            continue
+        clipped = 0.0 if site in meant else float(((tensors[site] < low) | (tensors[site] > high)).mean())
+        if clipped > MAX_CLIPPED and subject.recorded:
+            faults.append(f"the range of {site!r} ({low:.3g}, {high:.3g}) clips {clipped:.0%} of its values")
+        lost = _bits_lost(low, high, tensors[site])
+        worst = max(worst, lost) if subject.recorded else worst
+        if lost > MAX_BITS_LOST and subject.recorded:
+            start = " as stock quantizers start it" if (low, high) in ((-_START, _START), (0.0, _START)) else ""
+            faults.append(
+                f"the range of {site!r} ({low:.3g}, {high:.3g}){start} costs {lost:.1f} of 8 bits: values are in "
+                f"({tensors[site].min():.3g}, {tensors[site].max():.3g})"
+            )
+    return CheckResult(
+        code="Q02",
+        passed=not faults,
+        value=round(worst, 3),
+        limit=MAX_BITS_LOST,
+        message="; ".join(faults[:3]) or f"{len(subject.network.plan.sites)} ranges, at most {worst:.1f} bits unused",
+    )
+
+
+def _bits_lost(low: float, high: float, values: NDArray[Any]) -> float:
+    """Return how many bits of the range stay unused; a wider one than the values need, never a narrower one."""
+    used = max(float(values.max()), 0.0) - min(float(values.min()), 0.0)
+    return max(0.0, math.log2((high - low) / used)) if used > 0.0 else 8.0
+
+
+def check_saturation(subject: Subject) -> CheckResult:
+    """Q03: how many held-out values of each observation dimension the input's range clips."""
+    if subject.ranges is None or not subject.recorded:
+        return CheckResult(
+            code="Q03", passed=True, message="not judged: it needs recorded observations and an int8 input"
+        )
+    worst, where = 0.0, ""
+    for key, dimension, share in saturation(subject):
+        if share > worst:
+            worst, where = share, f"observation {key!r}[{dimension}]"
+    limit = max(MAX_SATURATED, _CHANCE / subject.count)
+    message = f"{where} is clipped in {worst:.1%} of {subject.count} observations" if worst else "nothing is clipped"
+    return CheckResult(code="Q03", passed=worst <= limit, value=round(worst, 5), limit=round(limit, 5), message=message)
+
+
+def saturation(subject: Subject) -> list[tuple[str, int, float]]:
+    """Return (key, flattened dimension, share of clipped values) of every input with a range of its own."""
+    shares = []
+    clip = subject.policy.contract.normalizer.clip
+    for key, values in subject.inputs.items():
+        if subject.ranges is None or key not in subject.ranges:
+            continue
+        low, high = subject.ranges[key]
+        # Half a step outside still rounds to the last one. What the normaliser itself clips is meant to be.
+        slack = (high - low) / 510.0
+        below, above = values < low - slack, values > high + slack
+        if clip:
+            below, above = below & (values > -clip), above & (values < clip)
+        flat = (below | above).reshape(len(values), -1).mean(axis=0)
+        shares += [(key, dimension, float(share)) for dimension, share in enumerate(flat)]
+    return shares
+
+
+def check_biases(subject: Subject) -> CheckResult:
+    """Q04: a bias that is far larger than what its kernel adds overflows int32."""
+    if subject.network is None:
+        return CheckResult(code="Q04", passed=True, message=f"scheme {subject.options.scheme} has no int32 bias")
+    worst, name = 0.0, ""
+    for layer in subject.policy.graph.layers:
+        if layer.kind in WEIGHTED and layer.use_bias and layer.name not in subject.network.plan.floats:
+            steps = subject.network.bias_steps(layer)
+            worst, name = (steps, layer.name) if steps > worst else (worst, name)
+    passed = worst <= INT32_MAX
+    message = "every bias fits int32" if passed else f"the bias of layer {name!r} needs {worst:.3g} int32 steps"
+    return CheckResult(code="Q04", passed=passed, value=worst, limit=float(INT32_MAX), message=message)
+
+
+def check_constant(subject: Subject) -> CheckResult:
+    """Q05: a file whose outputs do not depend on the observation has lost its network."""
+    distinct = max(
+        len(np.unique(values.reshape(subject.count, -1), axis=0)) for values in subject.file_outputs.values()
+    )
+    alike = len(np.unique(np.concatenate([v.reshape(subject.count, -1) for v in subject.inputs.values()], 1), axis=0))
+    if alike < 2:
+        return CheckResult(code="Q05", passed=True, message="not judged: all observations are the same")
+    return CheckResult(
+        code="Q05",
+        passed=distinct > 1,
+        value=float(distinct),
+        limit=2.0,
+        message=f"{distinct} different outputs for {subject.count} observations"
+        + ("" if distinct > 1 else ": the file gives the same whatever it sees"),
+    )

@@ -1,0 +1,91 @@
+"""The table of checks, and what one says.
+
+| code | name | passes when |
+|---|---|---|
+| Q01 | finite | weights, normaliser, ranges and the file's outputs are finite |
+| Q02 | ranges | every range was set, fits its values within 3 bits, and is not degenerate |
+| Q03 | saturation | at most 5 % of held-out values of any observation dimension are clipped by the input |
+| Q04 | bias | every bias fits int32 at the scale of its layer |
+| Q05 | constant | the outputs change with the observation |
+| Q06 | versions | the target runtime has every operator version |
+| Q07 | float | an integer file computes nothing in float but its ends and what was to be kept so |
+| Q08 | custom | no operator needs a delegate or TensorFlow's own kernels |
+| Q09 | parity | the file computes what its reference computes, to the tolerance of its architecture |
+| Q10 | actions | greedy actions are those of the float policy on 75 % of held-out observations |
+| Q11 | regret | what other actions cost is small: Q gap, or error of a continuous action |
+| Q12 | loads | the file is read, linted and self-tested as a device does it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quarl_device.errors import CheckFailed
+
+NAMES: Mapping[str, str] = {
+    "Q01": "finite",
+    "Q02": "ranges",
+    "Q03": "saturation",
+    "Q04": "bias",
+    "Q05": "constant",
+    "Q06": "versions",
+    "Q07": "float",
+    "Q08": "custom",
+    "Q09": "parity",
+    "Q10": "actions",
+    "Q11": "regret",
+    "Q12": "loads",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """What one check found.
+
+    Attributes:
+        code: see the module's table.
+        passed: whether the file may be written.
+        value: what was measured, `None` where the check has no number.
+        limit: what `value` may be at most (Q05, Q10: at least), `None` likewise.
+        message: one line that names the layer, dimension or operator.
+    """
+
+    code: str
+    passed: bool
+    message: str
+    value: float | None = None
+    limit: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Short name of the check."""
+        return NAMES[self.code]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in the report."""
+        return {
+            "code": self.code,
+            "name": self.name,
+            "passed": self.passed,
+            "value": self.value,
+            "limit": self.limit,
+            "message": self.message,
+        }
+
+
+def refuse_failed(results: Iterable[CheckResult]) -> None:
+    """Raise unless all checks passed.
+
+    Raises:
+        CheckFailed: naming every failed check.
+    """
+    made = list(results)
+    failed = [result for result in made if not result.passed]
+    if failed:
+        raise CheckFailed(
+            "; ".join(f"{result.code} {result.name}: {result.message}" for result in failed),
+            hint="mend it, or write the file all the same with --force, which marks it",
+            checks=[result.to_json() for result in made],
+        )

@@ -1,0 +1,106 @@
+"""Which input of a source takes which observation of the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
+from quarl_device.errors import SpaceMismatch, UsageError
+from quarl_export.importers.options import ImportOptions
+from quarl_export.ir.layers import Shape
+
+DEFAULT_KEY = "observation"
+_DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+
+
+def environment_specs(options: ImportOptions) -> tuple[tuple[ObservationSpec, ...], ActionSpec] | None:
+    """Return the specs of the environment that the user named, `None` if none was named.
+
+    Raises:
+        UnknownEnvironment, MissingExtra, EnvironmentMisbehaved: it cannot be made.
+        UnsupportedSpace: its spaces are not carried by this version.
+    """
+    if not options.env_id:
+        return None
+    # The user of this machine names it, so it may name a module too.
+    env = make_single(EnvSpec(env_id=options.env_id, kwargs=dict(options.env_kwargs)), allow_module=True)
+    try:
+        observations, action = spaces_to_specs(env.observation_space, env.action_space)
+    finally:
+        env.close()
+    return tuple(dataclasses.replace(spec, stack=options.stack) for spec in observations), action
+
+
+def bind_inputs(
+    inputs: Mapping[str, Shape],
+    dtypes: Mapping[str, str],
+    environment: tuple[ObservationSpec, ...] | None,
+    options: ImportOptions,
+) -> dict[str, ObservationSpec]:
+    """Return the observation of each of the source's inputs, in the contract's order.
+
+    Args:
+        inputs: name to shape of the inputs that the acting function reads.
+        dtypes: numpy dtype name per input.
+        environment: its observations, `None` where none was named.
+        options: `inputs` names keys where they differ.
+
+    Raises:
+        UsageError: `options.inputs` names an input that is not there.
+        SpaceMismatch: inputs and observations do not fit each other; says which.
+    """
+    unknown = sorted(set(options.inputs) - set(inputs))
+    if unknown:
+        raise UsageError(f"the model has no inputs {unknown}; it has {sorted(inputs)}")
+    if environment is None:
+        keys = {name: _default_key(name, inputs, options) for name in inputs}
+        return {name: _from_shape(keys[name], shape, dtypes[name], options.stack) for name, shape in inputs.items()}
+    specs = {spec.key: spec for spec in environment}
+    only = next(iter(specs)) if len(specs) == 1 and len(inputs) == 1 else None
+    keys = {name: options.inputs.get(name, only or name) for name in inputs}
+    if sorted(keys.values()) != sorted(specs):
+        raise SpaceMismatch(
+            f"the model reads the inputs {sorted(inputs)} as observations {sorted(keys.values())}, "
+            f"the environment {options.env_id!r} gives {sorted(specs)}",
+            hint="name the key of each input, or make the environment give just these (FilterObservation)",
+        )
+    names = {key: name for name, key in keys.items()}
+    for key, spec in specs.items():
+        _check_fits(names[key], inputs[names[key]], spec)
+    return {names[key]: spec for key, spec in specs.items()}
+
+
+def _default_key(name: str, inputs: Mapping[str, Shape], options: ImportOptions) -> str:
+    return options.inputs.get(name, DEFAULT_KEY if len(inputs) == 1 else name)
+
+
+def _from_shape(key: str, shape: Shape, dtype: str, stack: int) -> ObservationSpec:
+    frame = shape
+    if stack > 1:
+        if shape[-1] % stack:
+            raise SpaceMismatch(f"input {key!r} of shape {shape} does not hold {stack} frames in its last axis")
+        frame = (*shape[:-1], shape[-1] // stack)
+    known = dtype if dtype in _DTYPES else "float32"
+    low, high = ((0.0,), (255.0,)) if known == "uint8" else (None, None)
+    return ObservationSpec(key=key, shape=frame, dtype=known, stack=stack, low=low, high=high)
+
+
+def _check_fits(name: str, shape: Shape, spec: ObservationSpec) -> None:
+    """Refuse an input whose elements would not be the observation's in the same order."""
+    found, frame = math.prod(shape), spec.shape or (1,)
+    wanted = math.prod(frame) * spec.stack
+    said = f"input {name!r} of shape {shape} does not take observation {spec.key!r} of shape {spec.shape}"
+    if found != wanted:
+        times, rest = divmod(found, math.prod(frame))
+        hint = f"if {times} frames are stacked, say stack={times}" if 1 < times <= 16 and not rest else ""
+        raise SpaceMismatch(said + (f" and stack {spec.stack}" if spec.stack > 1 else ""), hint=hint)
+    layouts = {(wanted,), (*frame[:-1], frame[-1] * spec.stack)} | (
+        {frame} if spec.stack == 1 else {(*frame, spec.stack)}
+    )
+    slim = tuple(n for n in shape if n != 1)
+    if shape not in layouts and slim not in {tuple(n for n in layout if n != 1) for layout in layouts}:
+        hint = "the axes come in another order: let the environment give height, width, channels"
+        raise SpaceMismatch(said, hint=hint if sorted(shape) == sorted(frame) else "")

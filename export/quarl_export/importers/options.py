@@ -1,0 +1,63 @@
+"""What a source cannot say of itself: the environment, what its outputs mean, and in which units it acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from quarl_device.contract import HeadKind
+from quarl_device.errors import UsageError
+
+ROLES = ("q_values", "logits", "action", "mean", "log_std")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """What the user adds to a source. Everything may be left out; what is then assumed is in the provenance.
+
+    Attributes:
+        env_id: gymnasium id; its spaces become the observations and the action of the contract. "" for none: the
+            observations then have the shapes of the model's inputs, the action the width of its head.
+        env_kwargs: keyword arguments of `gymnasium.make`, JSON values only.
+        head: what the outputs mean; `None` to guess from action space and last activation.
+        outputs: role of the head to the source's output name, for models with several outputs.
+        inputs: the source's input name to observation key, where the two differ.
+        algorithm: "dqn", ...; "" where it is not known.
+        stack: frames stacked in the last axis of every input; 1 for none.
+        action_units: "unit": a box action leaves the network in [-1, 1] and is scaled to the space's bounds;
+            "environment": it leaves in the environment's units; `None` to guess: "unit" after tanh.
+        squash: of a gaussian head, see `Head`.
+        log_std: of a gaussian head whose standard deviation is constant, see `Head`.
+        signature: of a SavedModel without Keras metadata, the one to export; "" to pick "action" or
+            "serving_default", or the only one.
+        vecnormalize: file with the observation statistics of a Stable-Baselines3 policy.
+
+    Raises:
+        UsageError: a role or a number that cannot be.
+    """
+
+    env_id: str = ""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    head: HeadKind | None = None
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    algorithm: str = ""
+    stack: int = 1
+    action_units: Literal["unit", "environment"] | None = None
+    squash: Literal["none", "tanh"] = "none"
+    log_std: tuple[float, ...] = ()
+    signature: str = ""
+    vecnormalize: Path | None = None
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.outputs) - set(ROLES))
+        if unknown:
+            raise UsageError(f"output roles {unknown} are not among {', '.join(ROLES)}")
+        if self.head not in (None, "q_values", "logits", "action", "gaussian"):
+            raise UsageError(f"head {self.head!r} is not q_values, logits, action or gaussian")
+        if not 1 <= self.stack <= 16:
+            raise UsageError(f"stack {self.stack} is not in 1..16")
+        if self.action_units not in (None, "unit", "environment"):
+            raise UsageError(f"action units {self.action_units!r} are not unit or environment")

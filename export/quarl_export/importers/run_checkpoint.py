@@ -1,0 +1,113 @@
+"""Policies of our own runs: a run directory, or a policy checkpoint in it. Trained ranges and normaliser come along."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from quarl_device.contract import Normalizer
+from quarl_device.errors import RunNotFound
+from quarl_export.checkpoint import PolicyCheckpoint, load_policy
+from quarl_export.importers.options import ImportOptions
+from quarl_export.ir.layers import Layer
+from quarl_export.ir.policy_graph import Float32, GraphInput, ImportedPolicy, PolicyGraph
+from quarl_export.snapshot import PolicySnapshot, for_export
+
+_MANIFEST = "policy.json"
+_FOLDER = "policy"
+_RUN = "config.json"
+
+
+def policy_directory(path: Path) -> Path | None:
+    """Return the directory of a policy checkpoint: `path`, its folder "policy", or that of `path`; else `None`."""
+    if path.name == _MANIFEST and path.is_file():
+        return path.parent
+    return next((folder for folder in (path, path / _FOLDER) if (folder / _MANIFEST).is_file()), None)
+
+
+def read_run(path: Path, *, options: ImportOptions) -> ImportedPolicy:
+    """Return the policy at `path`.
+
+    Args:
+        path: a run directory, a policy checkpoint, or its `policy.json`.
+        options: not needed: a checkpoint says all of it. Another `env_id` is ignored.
+
+    Raises:
+        RunNotFound: there is none.
+        CheckpointError: it is damaged.
+        NonFiniteError: NaN or Inf in it.
+    """
+    del options
+    directory = policy_directory(path)
+    if directory is None:
+        hint = "train it for longer with --resume" if (path / _RUN).is_file() else "give the directory of a run"
+        raise RunNotFound(f"no policy at {path}", hint=hint)
+    checkpoint = load_policy(directory)
+    checkpoint.snapshot.check_finite()
+    return import_checkpoint(checkpoint)
+
+
+def import_checkpoint(checkpoint: PolicyCheckpoint) -> ImportedPolicy:
+    """Return a loaded policy checkpoint as a policy.
+
+    Q values that the checkpoint says to centre are centred, as in the file that the run itself exports. Ranges are
+    there only where every one of them has seen data.
+    """
+    spec = checkpoint.spec
+    snapshot = for_export(spec, checkpoint.snapshot)
+    (observation,) = spec.observations
+    layers, weights = _layers(snapshot, observation.key, spec.head)
+    graph = PolicyGraph(
+        inputs=(GraphInput(key=observation.key, shape=(spec.observation_size,)),),
+        layers=tuple(layers),
+        outputs={spec.head: layers[-1].name},
+        weight_shapes={name: array.shape for name, array in weights.items()},
+    )
+    contract = dataclasses.replace(
+        checkpoint.contract, normalizer=_normalizer(snapshot, observation.key, checkpoint.contract.normalizer.clip)
+    )
+    return ImportedPolicy(
+        graph=graph,
+        weights=weights,
+        contract=contract,
+        golden_observations=checkpoint.golden_observations,
+        ranges=_ranges(snapshot, graph),
+        provenance={**checkpoint.provenance, "source": "quarl-edge checkpoint"},
+    )
+
+
+def _layers(snapshot: PolicySnapshot, key: str, head: str) -> tuple[list[Layer], dict[str, Float32]]:
+    layers: list[Layer] = []
+    weights: dict[str, Float32] = {}
+    last, tensor = len(snapshot.kernels) - 1, key
+    for index, (kernel, bias) in enumerate(zip(snapshot.kernels, snapshot.biases, strict=True)):
+        name = head if index == last else f"hidden_{index}"
+        # A key may have any name, that of a layer too.
+        name = f"{name}_" if name == key else name
+        layers.append(Layer(name=name, kind="dense", inputs=(tensor,)))
+        weights.update({f"{name}/kernel": kernel, f"{name}/bias": bias})
+        tensor = name
+        if index < last:
+            tensor = f"{name}_relu"
+            layers.append(Layer(name=tensor, kind="relu", inputs=(name,)))
+    return layers, weights
+
+
+def _normalizer(snapshot: PolicySnapshot, key: str, clip: float) -> Normalizer:
+    if snapshot.offset is None or snapshot.scale is None:
+        return Normalizer()
+    return Normalizer(
+        where="graph",
+        offset={key: tuple(snapshot.offset.tolist())},
+        scale={key: tuple(snapshot.scale.tolist())},
+        clip=clip,
+    )
+
+
+def _ranges(snapshot: PolicySnapshot, graph: PolicyGraph) -> dict[str, tuple[float, float]]:
+    if not np.all(snapshot.range_updates > 0):
+        return {}
+    rows = [*snapshot.ranges.tolist(), snapshot.head_range.tolist()]
+    return {site: (float(low), float(high)) for site, (low, high) in zip(graph.range_sites(), rows, strict=True)}

@@ -1,0 +1,181 @@
+"""What an int8 file must compute, in numpy: values on the grids of their ranges, weights and biases on theirs.
+
+This is the fake-quantized network with its biases snapped to the int32 grid (bias rounding is the one thing that fake
+quants leave out). Products are summed in float64, so a right file differs only where a kernel rounds otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.errors import PatchError
+from quarl_export.arithmetic import (
+    Quantization,
+    quantize_kernel,
+    weight_limit,
+    weight_scale,
+)
+from quarl_export.ir import ImportedPolicy, Layer
+from quarl_export.ir.layers import WEIGHTED
+from quarl_export.ir.reference import normalize, run_layer
+from quarl_export.range_plan import QuantizationOptions, Range, plan_ranges
+
+Float64 = NDArray[np.float64]
+Float32 = NDArray[np.float32]
+INT32_MAX = 2**31 - 1
+
+
+def run_int8_reference(
+    policy: ImportedPolicy,
+    ranges: Mapping[str, Range],
+    observations: Mapping[str, NDArray[Any]],
+    *,
+    options: QuantizationOptions,
+) -> dict[str, Float32]:
+    """Return the outputs by role for raw `observations`, per key ``[count, *shape]``.
+
+    Args:
+        policy: network, weights and normaliser.
+        ranges: of every site.
+        observations: as the environment gives them.
+        options: as the file was converted with.
+
+    Raises:
+        PatchError: a range is empty, or a weight is beyond what can be quantized.
+        UsageError, NonFiniteError: a range is missing or not finite.
+    """
+    network = Int8Network(policy, ranges, options=options)
+    return network.run(network.normalized(observations))
+
+
+class Int8Network:
+    """An int8 network in numpy.
+
+    Args:
+        policy: network, weights and normaliser.
+        ranges: of every site.
+        options: as the file was converted with.
+
+    Attributes:
+        grids: quantization of every tensor that has one, by name.
+        bias_scales: by weighted int8 layer: real size of a step of its bias, ``[1]`` or ``[units]``.
+
+    Raises:
+        PatchError, UsageError, NonFiniteError: see `run_int8_reference`.
+    """
+
+    def __init__(self, policy: ImportedPolicy, ranges: Mapping[str, Range], *, options: QuantizationOptions) -> None:
+        self._policy, self._options = policy, options
+        self.plan = plan_ranges(policy.graph, options, normalizer=policy.contract.normalizer)
+        self._sites = self.plan.quantizations(self.plan.effective(ranges))
+        self.grids = {
+            name: self._sites[site] for name in policy.graph.shapes if (site := self.plan.carrier(name)) is not None
+        }
+        self.bias_scales: dict[str, Float64] = {}
+        self._arrays: dict[str, list[NDArray[Any]]] = {}
+        for layer in policy.graph.layers:
+            arrays = [policy.weights[name] for name in layer.weight_names()]
+            quantized = layer.kind in WEIGHTED and layer.name not in self.plan.floats
+            self._arrays[layer.name] = self._on_grids(layer, arrays) if quantized else arrays
+
+    def _source_scale(self, layer: Layer) -> float:
+        """Return the scale of what a weighted layer reads."""
+        site = self.plan.read_as(layer.inputs[0])
+        if site is None:
+            raise PatchError(f"layer {layer.name!r} reads {layer.inputs[0]!r}, which has no range")
+        return self._sites[site].scale
+
+    def _on_grids(self, layer: Layer, arrays: list[Float32]) -> list[NDArray[Any]]:
+        per_layer = layer.kind == "dense" and not self._options.per_channel
+        floor = self._options.min_weight_range
+        kernel, scales = per_tensor(arrays[0], floor) if per_layer else per_channel(arrays[0], layer.kind)
+        step = self.bias_scales[layer.name] = self._source_scale(layer) * scales
+        return [kernel, np.rint(arrays[1].astype(np.float64) / step) * step] if len(arrays) > 1 else [kernel]
+
+    def bias_steps(self, layer: Layer) -> float:
+        """Return the largest bias of an int8 `layer` in steps of int32."""
+        bias = self._policy.weights[f"{layer.name}/bias"].astype(np.float64)
+        return float(np.abs(np.rint(bias / self.bias_scales[layer.name])).max(initial=0.0))
+
+    def normalized(self, observations: Mapping[str, NDArray[Any]]) -> dict[str, Float32]:
+        """Return what the file quantizes: raw `observations` behind the normaliser, per key.
+
+        A device clips what it normalises. A file with float ends leaves that to the input's range, where the ends of
+        the clip are steps of their own.
+        """
+        clipped = normalize(self._policy, observations)
+        normalizer = dataclasses.replace(self._policy.contract.normalizer, clip=0.0)
+        contract = dataclasses.replace(self._policy.contract, normalizer=normalizer)
+        open_ended = normalize(dataclasses.replace(self._policy, contract=contract), observations)
+        by_range = self._options.io == "float32"
+        return {
+            key: open_ended[key] if by_range and self.plan.carrier(key) == key else values
+            for key, values in clipped.items()
+        }
+
+    def run(self, inputs: Mapping[str, Float32]) -> dict[str, Float32]:
+        """Return the outputs by role for `normalized` inputs, per key float32 ``[count, *shape]``."""
+        exact, gridded = self.tensors(inputs)
+        del gridded
+        return {role: exact[name].astype(np.float32) for role, name in self._policy.graph.outputs.items()}
+
+    def tensors(self, inputs: Mapping[str, Float32]) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Return every tensor by name: as float layers read it, and as int8 layers do."""
+        exact: dict[str, NDArray[Any]] = {}
+        gridded: dict[str, NDArray[Any]] = {}
+        for item in self._policy.graph.inputs:
+            self._store(item.key, inputs[item.key], exact, gridded)
+        for layer in self._policy.graph.layers:
+            source = exact if layer.name in self.plan.floats else gridded
+            result = run_layer(layer, [source[name] for name in layer.inputs], self._arrays[layer.name])
+            self._store(layer.name, result, exact, gridded)
+        return exact, gridded
+
+    def _store(
+        self, name: str, tensor: NDArray[Any], exact: dict[str, NDArray[Any]], gridded: dict[str, NDArray[Any]]
+    ) -> None:
+        grid, entry = self.grids.get(name), self.plan.entry(name)
+        exact[name] = tensor if grid is None else on_grid(tensor, grid)
+        gridded[name] = exact[name] if entry is None else on_grid(tensor, self._sites[entry])
+
+
+def on_grid(values: NDArray[Any], grid: Quantization) -> Float64:
+    """Return `values` rounded to the nearest step of `grid` and clipped to its 256 steps, in float64.
+
+    What enters the file is float32 and quantized in float32, by the scale as the file stores it.
+    """
+    single = values.dtype == np.float32
+    inverse = np.float32(1.0) / np.float32(grid.scale) if single else 1.0 / grid.scale
+    steps = np.clip(np.rint(values * inverse) + grid.zero_point, -128, 127)
+    real: Float64 = (steps - grid.zero_point).astype(np.float64) * grid.scale
+    return real
+
+
+def per_tensor(kernel: Float32, floor: float) -> tuple[Float64, Float64]:
+    """Return a dense `kernel` on the grid of its one scale, and that scale ``[1]``.
+
+    Raises:
+        PatchError: it is beyond what can be quantized.
+    """
+    limit = weight_limit(kernel, floor=floor)
+    scale = weight_scale(limit)
+    return quantize_kernel(kernel, limit, np.empty_like(kernel)).astype(np.float64) * scale, np.array([scale])
+
+
+def per_channel(kernel: Float32, kind: str) -> tuple[Float64, Float64]:
+    """Return `kernel` on the grids of its channels' scales, and these ``[channels]``.
+
+    The converter quantizes these itself: ``max|w| / 127``, rounded half away from zero. A depthwise kernel
+    ``[rows, columns, inputs, multiplier]`` has a channel per input and multiplier.
+    """
+    axes = (0, 1) if kind == "depthwise_conv2d" else tuple(range(kernel.ndim - 1))
+    limits = np.abs(kernel.astype(np.float64)).max(axis=axes)
+    scales = np.where(limits > 0.0, limits, 1.0) / 127.0
+    steps = kernel / scales
+    snapped = np.sign(steps) * np.floor(np.abs(steps) + 0.5) * scales
+    return snapped, scales.ravel()

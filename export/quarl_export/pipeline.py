@@ -1,0 +1,222 @@
+"""From an imported policy to a complete, checked file: ranges, conversion, contract, golden vectors, checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import quarl_export
+from quarl_device.errors import ModelFileError, UsageError
+from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
+from quarl_export.calibration import CalibrationData, RangeRule, with_input_normalizer
+from quarl_export.centering import centered_q
+from quarl_export.checks.agreement import golden_tolerance_lsb
+from quarl_export.checks.report import CheckResult, refuse_failed
+from quarl_export.checks.run import checks_after, checks_before
+from quarl_export.checks.subject import Subject
+from quarl_export.compare import difference
+from quarl_export.golden import run_goldens
+from quarl_export.ir import ImportedPolicy
+from quarl_export.metadata import attach, complete_policy
+from quarl_export.observations import golden_rows, judging
+from quarl_export.quantizers import MIN_WEIGHT_RANGE
+from quarl_export.range_plan import QuantizationOptions
+from quarl_export.ranges import find_ranges
+from quarl_export.schemes import Ranges, SchemeOptions, check_layers, convert
+
+MAX_SAMPLES = 512
+_MIN_CONVERTED_RANGE = QuantizationOptions().min_weight_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How to export.
+
+    Attributes:
+        scheme: what the file is like.
+        rule: how ranges follow from observations.
+        recalibrate: find ranges from observations although training has found some.
+        force: write a file whose checks fail; its provenance then names them.
+        center_q: take the mean over actions out of Q values: see `centering`.
+    """
+
+    scheme: SchemeOptions = field(default_factory=SchemeOptions)
+    rule: RangeRule = field(default_factory=RangeRule)
+    recalibrate: bool = False
+    force: bool = False
+    center_q: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BuiltFile:
+    """A complete file before it is written.
+
+    Attributes:
+        file: read back from the bytes.
+        checks: all of them, in the order of their codes.
+        subject: what was checked.
+    """
+
+    file: PolicyFile
+    checks: tuple[CheckResult, ...]
+    subject: Subject
+
+    @property
+    def forced(self) -> tuple[str, ...]:
+        """Codes of the checks that did not pass."""
+        return tuple(result.code for result in self.checks if not result.passed)
+
+    @property
+    def judged_lsb(self) -> int | None:
+        """Largest difference to the fake-quantized network over the judging observations, `None` without one."""
+        (parity,) = (result for result in self.checks if result.code == "Q09")
+        return None if self.subject.network is None or parity.value is None else int(parity.value)
+
+    @property
+    def golden_lsb(self) -> int | None:
+        """The same over the golden vectors that the file records."""
+        golden, subject = self.file.golden, self.subject
+        if subject.network is None:
+            return None
+        reference = subject.network.run(subject.network.normalized(golden.observations))
+        errors = [
+            np.rint(np.abs(values - reference[role].reshape(values.shape)) / golden.lsb[role]).max()
+            for role, values in golden.outputs.items()
+        ]
+        return int(max(errors))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """A policy ready to be converted.
+
+    Attributes:
+        policy: with the normaliser that the file will have.
+        ranges: of every site, `None` for schemes that take none.
+        samples: what int16x8 takes its ranges from.
+        held_out: what was not calibrated with.
+        found_by: how the ranges were found, for the provenance.
+    """
+
+    policy: ImportedPolicy
+    ranges: Ranges | None
+    samples: Mapping[str, Any] | None
+    held_out: CalibrationData | None
+    found_by: Mapping[str, Any]
+
+
+def build_file(
+    source: ImportedPolicy,
+    options: ExportOptions,
+    *,
+    data: CalibrationData | None = None,
+    complete: PolicyFile | None = None,
+) -> BuiltFile:
+    """Return the complete file of `source` with every check's answer.
+
+    Args:
+        source: the policy.
+        options: how.
+        data: recorded observations: three quarters to calibrate with, where that is needed, the rest to judge by.
+        complete: a run's own file, made by patching, of the same ranges; only checked here. Default: made here.
+
+    Raises:
+        CheckFailed: a check did not pass, and `options` does not force it.
+        UsageError: options or observations that do not fit the policy, or none where they are needed.
+        ConversionError, PatchError, NonFiniteError: the policy cannot be made into a right file, forced or not.
+    """
+    source = centered_q(source) if options.center_q else source
+    check_layers(source, options.scheme)
+    ready = prepare(source, options, data)
+    judged = judging(ready.policy, ready.held_out, ready.ranges or {})
+    subject = Subject(
+        source=source,
+        policy=ready.policy,
+        options=options.scheme,
+        ranges=ready.ranges,
+        contract=complete_policy(ready.policy, scheme=options.scheme.scheme, io=options.scheme.io),
+        observations=judged.rows,
+        judged_on=judged.title,
+        recorded=judged.recorded,
+        min_weight_range=_MIN_CONVERTED_RANGE if complete is None else MIN_WEIGHT_RANGE,
+    )
+    checks = checks_before(subject)
+    if not options.force:
+        refuse_failed(checks)
+    if complete is None:
+        model = convert(ready.policy, options.scheme, ranges=ready.ranges, samples=ready.samples)
+        subject = dataclasses.replace(subject, model=model)
+        golden = run_goldens(
+            model,
+            subject.contract,
+            golden_rows(source, judged),
+            tolerance_lsb=golden_tolerance_lsb(source.graph),
+        )
+        provenance = _provenance(source, options, ready)
+        complete = _with_metadata(model, subject, golden, provenance)
+    else:
+        subject = dataclasses.replace(subject, model=complete.data, contract=complete.contract)
+    checks = (*checks, *checks_after(subject, complete.data))
+    failed = [result.code for result in checks if not result.passed]
+    if failed and not options.force:
+        refuse_failed(checks)
+    if failed:
+        marked = {**complete.provenance, "forced": failed}
+        complete = _with_metadata(complete.data, subject, complete.golden, marked)
+    return BuiltFile(file=complete, checks=checks, subject=subject)
+
+
+def _with_metadata(model: bytes, subject: Subject, golden: GoldenVectors, provenance: Mapping[str, Any]) -> PolicyFile:
+    data = attach(model, subject.contract, golden, provenance)
+    # The metadata must not have moved anything that computes.
+    if difference(model, data):
+        raise ModelFileError("repacking the model with its metadata changed it")
+    return read_policy(data)
+
+
+def prepare(source: ImportedPolicy, options: ExportOptions, data: CalibrationData | None) -> Prepared:
+    """Find what the conversion needs beside the weights.
+
+    Raises:
+        UsageError: observations are needed, and there are none.
+        NonFiniteError: a site's values are NaN or Inf.
+    """
+    scheme = options.scheme
+    calibrate, held_out = (None, None) if data is None else data.split()
+    if scheme.scheme not in ("int8", "int16x8"):
+        return Prepared(policy=source, ranges=None, samples=None, held_out=data, found_by={})
+    needed = source.graph.range_sites(keep_float=scheme.keep_float)
+    if scheme.scheme == "int8" and not options.recalibrate and set(needed) <= set(source.ranges):
+        trained = {site: source.ranges[site] for site in needed}
+        return Prepared(policy=source, ranges=trained, samples=None, held_out=data, found_by={"by": "training"})
+    if calibrate is None:
+        raise UsageError(
+            f"scheme {scheme.scheme} needs observations to find ranges with",
+            hint="give --calibrate FILE.npz, --calibrate RUN, or --calibrate env --env ID",
+        )
+    policy = with_input_normalizer(source, calibrate, options.rule)
+    found_by = {"by": options.rule.kind, "observations": calibrate.source, "rows": calibrate.count}
+    if options.rule.kind == "percentile":
+        found_by["percentile"] = options.rule.percentile
+    if scheme.scheme == "int16x8":
+        samples = calibrate.thinned(MAX_SAMPLES).rows
+        return Prepared(policy=policy, ranges=None, samples=samples, held_out=held_out, found_by=found_by)
+    ranges = find_ranges(policy, calibrate, options.rule, keep_float=scheme.keep_float)
+    return Prepared(policy=policy, ranges=ranges, samples=None, held_out=held_out, found_by=found_by)
+
+
+def _provenance(source: ImportedPolicy, options: ExportOptions, ready: Prepared) -> dict[str, Any]:
+    scheme = options.scheme
+    made = {
+        "io": scheme.io,
+        "per_channel": scheme.per_channel,
+        "keep_float": sorted(scheme.keep_float),
+        "runtime": scheme.runtime,
+        "center_q": options.center_q,
+        "ranges": dict(ready.found_by),
+    }
+    return {**source.provenance, "quarl_export": quarl_export.__version__, "export": made}

@@ -1,0 +1,166 @@
+"""From observations to an int8 range for every site of a graph, by the numpy reference.
+
+The result does not depend on the order of the rows, nor on how they were batched when they were recorded: rows are
+sorted and run in chunks of one size, extremes are true extremes, and percentiles come from counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.errors import NonFiniteError
+from quarl_export.calibration.data import CalibrationData
+from quarl_export.calibration.rules import RangeRule
+from quarl_export.ir import ImportedPolicy
+from quarl_export.ir.reference import normalize, run_graph
+
+Float32 = NDArray[np.float32]
+Range = tuple[float, float]
+_CHUNK = 64
+_BINS = 16_384
+# Below this a site is constant for all that int8 can tell; without a floor scales underflow and biases overflow.
+MIN_WIDTH = 1e-3
+# Beyond these the activation that follows does not move by half an int8 step any more; a gaussian head's tanh, which
+# the device computes in float, not by 1 in 10,000.
+_SATURATED = {"tanh": 4.0, "sigmoid": 8.0}
+_SQUASHED = 5.0
+
+
+def find_ranges(
+    policy: ImportedPolicy,
+    data: CalibrationData,
+    rule: RangeRule,
+    *,
+    keep_float: frozenset[str] = frozenset(),
+    head_margin: float = 0.05,
+) -> dict[str, Range]:
+    """Return (low, high) of every site of `policy`, zero inside, at least `MIN_WIDTH` wide.
+
+    Args:
+        policy: its network, in float, with its normaliser.
+        data: observations.
+        rule: how a range follows from a site's values. Under "bounds" an input's range is what its space's bounds
+            become behind the normaliser; one without bounds, and every other site, takes the extremes. What goes into
+            a tanh or sigmoid alone is cut where that saturates: the steps go where it still moves.
+        keep_float: layers that need no range.
+        head_margin: outputs' ranges are widened by this fraction of their width, since calibration has not seen all.
+
+    Raises:
+        NonFiniteError: a site's values are NaN or Inf.
+    """
+    sites = policy.graph.range_sites(keep_float=keep_float)
+    extremes = _extremes(policy, data, sites)
+    ranges = extremes
+    if rule.kind == "percentile":
+        ranges = _percentiles(policy, data, extremes, rule)
+    if rule.kind == "bounds":
+        ranges = {**ranges, **_input_bounds(policy)}
+    outputs = set(policy.graph.outputs.values())
+    found = {site: _opened(*ranges[site], margin=head_margin if site in outputs else 0.0) for site in sites}
+    for site, limit in saturation_limits(policy).items():
+        if site in found:
+            low, high = found[site]
+            found[site] = max(low, -limit), min(high, limit)
+    return found
+
+
+def saturation_limits(policy: ImportedPolicy) -> dict[str, float]:
+    """Return how far from zero a site can matter, for sites that go into nothing but a tanh or sigmoid."""
+    graph, head = policy.graph, policy.contract.head
+    limits = {}
+    for layer in graph.layers:
+        kinds = {user.kind for user in graph.consumers(layer.name)}
+        if len(kinds) == 1 and kinds <= set(_SATURATED) and layer.name not in graph.outputs.values():
+            limits[layer.name] = _SATURATED[kinds.pop()]
+    if head.squash == "tanh" and not graph.consumers(graph.outputs["mean"]):
+        limits[graph.outputs["mean"]] = _SQUASHED
+    return limits
+
+
+def sorted_rows(data: CalibrationData) -> dict[str, NDArray[Any]]:
+    """Return the rows of `data` in an order that depends on their content alone."""
+    flat = [np.ascontiguousarray(array).reshape(data.count, -1) for array in data.rows.values()]
+    joined = np.concatenate([array.view(np.uint8).reshape(data.count, -1) for array in flat], axis=1)
+    order = sorted(range(data.count), key=lambda row: joined[row].tobytes())
+    return {key: array[order] for key, array in data.rows.items()}
+
+
+def chunks(policy: ImportedPolicy, data: CalibrationData) -> Iterator[dict[str, Float32]]:
+    """Yield every tensor of the graph by name for chunks of the sorted rows.
+
+    The last chunk is filled up with its own last row: a matrix product of fewer rows may be summed in another order.
+    """
+    rows = sorted_rows(data)
+    for start in range(0, data.count, _CHUNK):
+        part = {key: array[start : start + _CHUNK] for key, array in rows.items()}
+        missing = _CHUNK - len(next(iter(part.values())))
+        if missing:
+            part = {key: np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for key, array in part.items()}
+        tensors = run_graph(policy.graph, policy.weights, normalize(policy, part))
+        yield tensors if not missing else {name: tensor[: _CHUNK - missing] for name, tensor in tensors.items()}
+
+
+def _extremes(policy: ImportedPolicy, data: CalibrationData, sites: tuple[str, ...]) -> dict[str, Range]:
+    found = dict.fromkeys(sites, (np.inf, -np.inf))
+    for tensors in chunks(policy, data):
+        for site, (low, high) in found.items():
+            values = tensors[site]
+            if not np.isfinite(values).all():
+                raise NonFiniteError(f"policy: {site!r} gives NaN or Inf for calibration observations")
+            found[site] = (min(low, float(values.min())), max(high, float(values.max())))
+    return found
+
+
+def _percentiles(
+    policy: ImportedPolicy, data: CalibrationData, extremes: Mapping[str, Range], rule: RangeRule
+) -> dict[str, Range]:
+    """Return the percentiles of each site from a histogram between its extremes, far finer than an int8 step."""
+    counts = {site: np.zeros(_BINS, np.int64) for site in extremes}
+    for tensors in chunks(policy, data):
+        for site, (low, high) in extremes.items():
+            if high > low:
+                counts[site] += np.histogram(tensors[site], bins=_BINS, range=(low, high))[0]
+    return {site: _from_counts(counts[site], extremes[site], rule.percentile / 100.0) for site in extremes}
+
+
+def _from_counts(counts: NDArray[np.int64], extremes: Range, upper: float) -> Range:
+    low, high = extremes
+    total = int(counts.sum())
+    if not total:
+        return extremes
+    step = (high - low) / _BINS
+    below = np.cumsum(counts)
+    first = int(np.searchsorted(below, (1.0 - upper) * total, side="right"))
+    last = int(np.searchsorted(below, upper * total, side="left"))
+    return low + first * step, low + (last + 1) * step
+
+
+def _input_bounds(policy: ImportedPolicy) -> dict[str, Range]:
+    """Return the range of each input whose space has bounds, behind the normaliser."""
+    ranges = {}
+    for spec in policy.contract.observations:
+        if spec.low is None or spec.high is None:
+            continue
+        shape = next(item.shape for item in policy.graph.inputs if item.key == spec.key)
+        corners = [_behind(policy, spec.key, shape, bound) for bound in (spec.low, spec.high)]
+        ranges[spec.key] = (float(np.min(corners)), float(np.max(corners)))
+    return ranges
+
+
+def _behind(policy: ImportedPolicy, key: str, shape: tuple[int, ...], bound: tuple[float, ...]) -> Float32:
+    values = np.asarray(bound, np.float32)
+    size = int(np.prod(shape))
+    values = np.broadcast_to(values, (size,)) if values.size == 1 else np.tile(values, size // values.size)
+    others = {item.key: np.zeros((1, *item.shape), np.float32) for item in policy.graph.inputs}
+    return normalize(policy, {**others, key: values.reshape(1, *shape)})[key]
+
+
+def _opened(low: float, high: float, *, margin: float) -> Range:
+    low, high = min(low, 0.0), max(high, 0.0)
+    wider = margin * (high - low)
+    low, high = low - wider * (low < 0.0), high + wider * (high > 0.0)
+    return low, max(high, low + MIN_WIDTH)

@@ -1,0 +1,196 @@
+"""One layer in two files: its weights, and what comes out of it, row by row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from quarl_device.flatbuffer import Graph
+from quarl_device.inspect.tensors import grid_range
+from quarl_export.reports.metrics import ErrorMeter, Errors, GridMeter
+from quarl_export.reports.running import TracedFile
+from quarl_export.reports.saturation import InputSaturation
+from quarl_export.reports.side import Side
+from quarl_export.reports.structure import Float, Layer, layer_names, layers_of, match, real_constant
+
+_GRIDS = ("int8", "uint8", "int16")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightGrid:
+    """Quantized weights of a layer on their grid.
+
+    Attributes:
+        counts: how many weights each of the 255 steps from -127 to 127 has.
+        channels: how many scales there are.
+        scale_min: the smallest of them.
+        scale_max: the largest.
+        max_abs_error: against the float file's weights; `None` where that file has folded something into them.
+    """
+
+    counts: tuple[int, ...] = field(repr=False)
+    channels: int
+    scale_min: float
+    scale_max: float
+    max_abs_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerReport:
+    """How far a layer is from its float twin.
+
+    Attributes:
+        name: short name.
+        kind: operator.
+        activation: what it applies.
+        elements: of its result.
+        dtype: of its result in the quantized file.
+        errors: measures over all rows.
+        step: size of one step of its result, 0 where it is float.
+        value_range: smallest and largest value that its result can hold, `None` where it is float.
+        grid: counts over that range, `None` likewise.
+        weights: its weights' grid, `None` where it has none or they are float.
+    """
+
+    name: str
+    kind: str
+    activation: str
+    elements: int
+    dtype: str
+    errors: Errors
+    step: float
+    value_range: tuple[float, float] | None
+    grid: GridMeter | None = field(repr=False)
+    weights: WeightGrid | None = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as JSON values, without histograms."""
+        weights = None if self.weights is None else asdict(self.weights)
+        if weights is not None:
+            del weights["counts"]
+        return {
+            "name": self.name,
+            "op": self.kind,
+            "activation": self.activation,
+            "elements": self.elements,
+            "dtype": self.dtype,
+            **asdict(self.errors),
+            "step": self.step,
+            "max_error_steps": self.errors.max_abs_error / self.step if self.step else None,
+            "range": None if self.value_range is None else list(self.value_range),
+            "range_used": None if self.grid is None else self.grid.used,
+            "weights": weights,
+        }
+
+    def saturation_json(self) -> dict[str, Any]:
+        """Return how many values are over its range and at its ends, as shares."""
+        if self.grid is None:
+            return {}
+        return {"clipped": self.grid.clipped, "at_limit": self.grid.at_limit}
+
+
+def input_report(saturation: InputSaturation, *, elements: int) -> LayerReport | None:
+    """Return an observation's way onto the grid as the first of the layers; `None` where it stays in float."""
+    if saturation.grid is None or saturation.errors is None:
+        return None
+    return LayerReport(
+        name=saturation.key,
+        kind="QUANTIZE",
+        activation="none",
+        elements=elements,
+        dtype=saturation.dtype,
+        errors=saturation.errors,
+        step=saturation.grid.scale,
+        value_range=(saturation.low, saturation.high),
+        grid=saturation.grid,
+        weights=None,
+    )
+
+
+class LayerPair:
+    """A layer and its twin, with the meters that rows go into."""
+
+    def __init__(self, left: Side, layer: Layer, right: Side, twin: Layer, *, name: str) -> None:
+        self._layer, self._twin, self._name = layer, twin, name
+        self._meter = ErrorMeter()
+        self._tensor = right.graph.tensors[twin.output]
+        self._value_range = grid_range(self._tensor)
+        quantization = self._tensor.quantization
+        self._grid = None
+        if quantization is not None and quantization.scales.size == 1 and self._tensor.dtype in _GRIDS:
+            self._grid = GridMeter(
+                dtype=self._tensor.dtype,
+                scale=float(quantization.scales[0]),
+                zero_point=int(quantization.zero_points[0]),
+            )
+        self._weights = _weight_grid(left.graph, layer, right.graph, twin)
+
+    def add(self, left: TracedFile, right: TracedFile) -> None:
+        """Take the row that both files have just run."""
+        wanted = left.traced(self._layer.output)
+        self._meter.add(wanted, right.traced(self._twin.output))
+        if self._grid is not None:
+            self._grid.add(right.stored(self._twin.output), wanted)
+
+    def report(self) -> LayerReport:
+        """Return what all rows together say."""
+        return LayerReport(
+            name=self._name,
+            kind=self._layer.kind,
+            activation=self._layer.activation,
+            elements=self._layer.elements,
+            dtype=self._tensor.dtype,
+            errors=self._meter.result(),
+            step=0.0 if self._grid is None else self._grid.scale,
+            value_range=self._value_range,
+            grid=self._grid,
+            weights=self._weights,
+        )
+
+
+def pair_layers(left: Side, right: Side) -> tuple[LayerPair, ...]:
+    """Return the layers of both files, matched, in `left`'s order.
+
+    Raises:
+        UsageError: not the same network.
+    """
+    ours, theirs = layers_of(left.graph, left.inputs), layers_of(right.graph, right.inputs)
+    pairs = match(left.graph, ours, right.graph, theirs)
+    names = layer_names([((left.graph, ours[mine]), (right.graph, theirs[its])) for mine, its in pairs])
+    return tuple(
+        LayerPair(left, ours[mine], right, theirs[its], name=name)
+        for (mine, its), name in zip(pairs, names, strict=True)
+    )
+
+
+def _weight_grid(left: Graph, layer: Layer, right: Graph, twin: Layer) -> WeightGrid | None:
+    if twin.weights < 0:
+        return None
+    tensor = right.tensors[twin.weights]
+    if tensor.dtype != "int8" or tensor.quantization is None:
+        return None
+    stored = right.constant(tensor).ravel().astype(np.int64)
+    counts = np.bincount(np.clip(stored, -127, 127) + 127, minlength=255)
+    scales = tensor.quantization.scales
+    return WeightGrid(
+        counts=tuple(int(n) for n in counts),
+        channels=int(scales.size),
+        scale_min=float(scales.min()),
+        scale_max=float(scales.max()),
+        max_abs_error=_weight_error(real_constant(left, layer.weights), real_constant(right, twin.weights), scales),
+    )
+
+
+def _weight_error(mine: Float | None, its: Float | None, scales: Any) -> float | None:
+    """Return the largest difference of the weights, `None` where they cannot be the same numbers.
+
+    A converter may fold a normaliser's scale into the first layer of the float file.
+    """
+    if mine is None or its is None or mine.shape != its.shape:
+        return None
+    error = float(np.abs(mine - its).max())
+    # Rounding moves a weight by half a step, a stale range clips it by little more.
+    return error if math.isfinite(error) and error <= 4 * float(scales.max()) else None

@@ -1,0 +1,107 @@
+"""One of the two files that are compared: its bytes, its graph, and what goes in and out by the contract."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quarl_device.contract import ObservationSpec, PolicyContract
+from quarl_device.errors import ModelFileError
+from quarl_device.files import read_capped
+from quarl_device.flatbuffer import Graph, read_graph
+from quarl_device.inspect.probe import installed_version, probe
+from quarl_device.inspect.tensors import scheme_of
+from quarl_device.lint import check_runnable
+from quarl_device.policy_file import METADATA_NAME, GoldenVectors, read_policy
+from quarl_device.wire.limits import MAX_POLICY_BYTES
+
+RUNTIME = "ai-edge-litert"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Side:
+    """A file to compare.
+
+    Attributes:
+        path: where it came from.
+        data: its bytes.
+        graph: its graph.
+        sha256: hex digest.
+        scheme: see `quarl_device.inspect.tensors.scheme_of`.
+        contract: `None` where the file has none.
+        golden: its golden vectors, `None` likewise.
+        observations: the contract's, else one per input tensor ("input_0", ...).
+        inputs: per observation the index of its input tensor.
+    """
+
+    path: str
+    data: bytes = field(repr=False)
+    graph: Graph = field(repr=False)
+    sha256: str
+    scheme: str
+    contract: PolicyContract | None
+    golden: GoldenVectors | None
+    observations: tuple[ObservationSpec, ...]
+    inputs: tuple[int, ...]
+
+
+def read_side(path: Path) -> Side:
+    """Read a file and make sure that it can be run.
+
+    Raises:
+        ModelFileError: missing, not TFLite, damaged, or the runtime cannot run it.
+        ContractError: it has a contract that does not hold.
+    """
+    data = read_capped(path, cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="model file")
+    return side_of(data, path=str(path))
+
+
+def side_of(data: bytes, *, path: str = "") -> Side:
+    """Lay a file's bytes open; raises as `read_side`."""
+    graph = read_graph(data)
+    _check_runs(data, graph, path)
+    contract, golden = None, None
+    if METADATA_NAME in graph.metadata:
+        policy = read_policy(data)
+        contract, golden = policy.contract, policy.golden
+    if contract is None:
+        inputs = graph.inputs
+        specs = tuple(_spec_of(graph, index, place) for place, index in enumerate(inputs))
+    else:
+        by_name = {graph.tensors[index].name: index for index in graph.inputs}
+        specs = contract.observations
+        inputs = tuple(by_name[spec.tensor] for spec in specs)
+    return Side(
+        path=path,
+        data=data,
+        graph=graph,
+        sha256=hashlib.sha256(data).hexdigest(),
+        scheme=scheme_of(graph),
+        contract=contract,
+        golden=golden,
+        observations=specs,
+        inputs=inputs,
+    )
+
+
+def _spec_of(graph: Graph, index: int, place: int) -> ObservationSpec:
+    tensor = graph.tensors[index]
+    if not tensor.shape or tensor.shape[0] != 1:
+        raise ModelFileError(
+            f"input {tensor.name!r} has shape {list(tensor.shape)}, expected batch size 1 in front",
+            hint="convert with batch size 1",
+        )
+    return ObservationSpec(key=f"input_{place}", shape=tensor.shape[1:], dtype="float32")
+
+
+def _check_runs(data: bytes, graph: Graph, path: str) -> None:
+    """Run a file in this process only if the lint knows it, or if a child process has run it and lived."""
+    try:
+        check_runnable(graph)
+    except ModelFileError as refused:
+        if not installed_version(RUNTIME):  # pragma: no cover - the distribution depends on it
+            raise
+        tried = probe(data, RUNTIME)
+        if not tried.loads:
+            raise ModelFileError(f"{RUNTIME} cannot run {path or 'the model'}: {tried.detail}") from refused

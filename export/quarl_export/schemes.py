@@ -1,0 +1,163 @@
+"""One policy in, the bytes of one file out, by quantization scheme.
+
+| scheme | weights | activations | ends |
+|---|---|---|---|
+| float32 | float32 | float32 | float32 |
+| float16 | float16, widened when the file is loaded | float32 | float32 |
+| dynamic | int8 where it pays (the converter skips small kernels) | float32 | float32 |
+| int8 | int8 | int8, by explicit ranges | float32, int8 or uint8 |
+| int16x8 | int8 | int16, by the extremes of calibration samples | float32 |
+
+With float32 ends the normaliser is a float prologue inside the file; with integer ends the device does it in numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.errors import ConversionError, UsageError
+from quarl_export.checks.op_versions import RUNTIMES, Runtime
+from quarl_export.converter import ConverterSettings, Io, convert_with
+from quarl_export.float_models import build_float, input_name
+from quarl_export.graph import repack
+from quarl_export.ir import ImportedPolicy
+from quarl_export.ir.layers import FLOAT_ONLY
+from quarl_export.ir.reference import normalize
+from quarl_export.prologue import prepend_prologue
+from quarl_export.quantized import convert_quantized, end_names
+from quarl_export.range_plan import QuantizationOptions
+
+Scheme = Literal["float32", "float16", "dynamic", "int8", "int16x8"]
+Ranges = Mapping[str, tuple[float, float]]
+Samples = Mapping[str, NDArray[Any]]
+
+SCHEMES: tuple[Scheme, ...] = ("float32", "float16", "dynamic", "int8", "int16x8")
+IO_TYPES: tuple[Io, ...] = ("float32", "int8", "uint8")
+_INT16_MARGIN = np.float32(1.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemeOptions:
+    """How to make the file.
+
+    Attributes:
+        scheme: see the module.
+        io: dtype of inputs and outputs; integer ends are int8's alone.
+        per_channel: dense weights get a scale for each unit; convolutions always do.
+        keep_float: layers that stay in float in an int8 file.
+        runtime: that the file must load in.
+    """
+
+    scheme: Scheme = "int8"
+    io: Io = "float32"
+    per_channel: bool = False
+    keep_float: frozenset[str] = field(default_factory=frozenset)
+    runtime: Runtime = "litert"
+
+    def __post_init__(self) -> None:
+        for what, value, allowed in (
+            ("scheme", self.scheme, SCHEMES),
+            ("io", self.io, IO_TYPES),
+            ("runtime", self.runtime, RUNTIMES),
+        ):
+            if value not in allowed:
+                raise UsageError(f"{what} {value!r} is not one of {', '.join(allowed)}")
+        if self.io != "float32" and self.scheme != "int8":
+            raise UsageError(f"scheme {self.scheme} has float32 ends, not {self.io}", hint="use --scheme int8")
+        if self.scheme == "dynamic" and self.per_channel and self.runtime == "tflite-2.14":
+            raise UsageError(
+                "a dynamic file with per-channel dense weights needs FULLY_CONNECTED version 12, which tflite-runtime "
+                "2.14 does not know",
+                hint="leave out --per-channel, or use --scheme int8",
+            )
+
+
+def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
+    """Refuse layers that the scheme cannot hold, and `keep_float` names that are none.
+
+    Raises:
+        UsageError: a name in `keep_float` that is no layer, or the scheme quantizes nothing that it could keep.
+        ConversionError: a layer without an integer kernel that `keep_float` does not name.
+    """
+    layers = {layer.name: layer for layer in policy.graph.layers}
+    unknown = sorted(options.keep_float - set(layers))
+    if unknown:
+        raise UsageError(f"--keep-float {unknown[0]!r} is no layer", hint=f"layers: {', '.join(layers)}")
+    if options.scheme not in ("int8", "int16x8"):
+        if options.keep_float:
+            raise UsageError(f"--keep-float means nothing with scheme {options.scheme}: it has no integer activations")
+        return
+    for layer in layers.values():
+        if layer.kind in FLOAT_ONLY and layer.name not in options.keep_float:
+            raise ConversionError(
+                f"layer {layer.name!r} is {layer.kind}, which has no {options.scheme} kernel",
+                hint=f"keep it in float with --keep-float {layer.name}, or train with relu",
+            )
+    kept = sorted(name for name in options.keep_float if layers[name].kind not in FLOAT_ONLY)
+    if options.scheme == "int16x8" and kept:
+        raise UsageError(f"int16x8 cannot keep layer {kept[0]!r} in float", hint="use --scheme int8")
+
+
+def convert(
+    policy: ImportedPolicy, options: SchemeOptions, *, ranges: Ranges | None = None, samples: Samples | None = None
+) -> bytes:
+    """Return the bare file of `policy`: ends named by key and role, no contract in it yet.
+
+    Args:
+        policy: what to convert; its contract's normaliser is applied.
+        options: how.
+        ranges: of every site of the graph, needed by int8 and only there.
+        samples: raw observations per key ``[count, *shape]``, needed by int16x8 and only there.
+
+    Raises:
+        UsageError: ranges or samples are missing, or `options` do not fit the policy.
+        ConversionError: a layer that the scheme cannot hold, or TensorFlow's converter failed.
+    """
+    check_layers(policy, options)
+    if options.scheme == "int8":
+        if ranges is None:
+            raise UsageError("int8 needs a range for every site", hint="calibrate first")
+        return convert_quantized(policy, ranges, options=quantization(options))
+    if options.scheme == "int16x8":
+        return _int16x8(policy, options, samples)
+    settings = ConverterSettings(
+        weights="int8" if options.scheme == "dynamic" else options.scheme, per_channel_dense=options.per_channel
+    )
+    model = build_float(policy.graph, policy.weights, normalizer=policy.contract.normalizer)
+    return _named(convert_with(model, settings), policy)
+
+
+def _int16x8(policy: ImportedPolicy, options: SchemeOptions, samples: Samples | None) -> bytes:
+    if samples is None:
+        raise UsageError("int16x8 takes its ranges from observations", hint="give some with --calibrate")
+    rows = normalize(policy, samples)
+    # The converter knows no margin, and a value beyond the extremes that it saw is clipped. Larger copies of the inputs
+    # open every range by about half a bit of 16.
+    rows = {key: np.concatenate([values, _INT16_MARGIN * values]) for key, values in rows.items()}
+
+    def representative() -> Iterator[dict[str, NDArray[np.float32]]]:
+        for row in range(len(next(iter(rows.values())))):
+            yield {input_name(n): rows[item.key][row : row + 1] for n, item in enumerate(policy.graph.inputs)}
+
+    settings = ConverterSettings(
+        activations_int16=True,
+        float_fallback=bool(options.keep_float),
+        per_channel_dense=options.per_channel,
+        representative=representative,
+    )
+    model = convert_with(build_float(policy.graph, policy.weights), settings)
+    return prepend_prologue(_named(model, policy), policy.contract.normalizer)
+
+
+def quantization(options: SchemeOptions) -> QuantizationOptions:
+    """Return how the int8 file of `options` is quantized."""
+    return QuantizationOptions(io=options.io, per_channel=options.per_channel, keep_float=options.keep_float)
+
+
+def _named(model: bytes, policy: ImportedPolicy) -> bytes:
+    return repack(model, names=end_names(model, policy.graph))

@@ -1,0 +1,150 @@
+"""`quarl-edge bench push | act | schemes`: what a push, an action and a file of each scheme cost and are worth."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quarl_device.errors import UsageError
+from quarl_device.files import read_capped
+from quarl_device.wire.limits import MAX_JSON_BYTES
+from quarl_edge.cli.output import Format, write_json, write_line
+from quarl_edge.extras import require_learner
+from quarl_edge.machine import describe_machine
+from quarl_edge.progress import EpisodeProgress
+
+_HIDDEN = "256,256,256"
+_SOURCE_KEYS = {"name", "path", "env", "vecnormalize", "head"}
+
+
+def push(
+    hidden: Annotated[str, typer.Option(help="Sizes of the hidden layers, with commas.")] = _HIDDEN,
+    pushes: Annotated[int, typer.Option(help="Patches to time.", min=1, max=1_000_000)] = 1_000,
+    conversions: Annotated[int, typer.Option(help="Conversions among them, timed and compared.", min=1)] = 5,
+    per_channel: Annotated[bool, typer.Option("--per-channel", help="One scale per unit of a dense layer.")] = False,
+    output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+) -> None:
+    """Time the patch of a policy file beside TensorFlow's conversion of the same weights, and compare the two.
+
+    Examples:
+      quarl-edge bench push
+      quarl-edge bench push --hidden 2048,2048,2048 --pushes 100 --format json
+    """
+    sizes = _sizes(hidden)
+    require_learner("bench")
+    from quarl_export.bench import push_speed
+    from quarl_export.range_plan import QuantizationOptions
+
+    with EpisodeProgress(pushes, what="pushes") as bar:
+        speed = push_speed(
+            sizes,
+            pushes=pushes,
+            conversions=conversions,
+            options=QuantizationOptions(per_channel=per_channel),
+            progress=bar.advance,
+        )
+    if output is Format.JSON:
+        write_json({**asdict(speed), "per_channel": per_channel, "machine": describe_machine()})
+        return
+    same = "every tensor identical" if speed.identical else "NOT identical"
+    write_line(
+        f"{hidden}: patch {speed.patch_ms_p50:.2f} ms, conversion {speed.convert_ms_p50:,.0f} ms "
+        f"({speed.ratio:,.0f} times as long); {same} in {speed.audited} of {speed.audited} compared; "
+        f"{speed.bytes:,} bytes; memory grew by {speed.rss_growth_bytes:,} bytes over {speed.pushes:,} patches\n"
+        f"{describe_machine()}"
+    )
+
+
+def act(
+    hidden: Annotated[str, typer.Option(help="Sizes of the hidden layers, with commas.")] = _HIDDEN,
+    calls: Annotated[int, typer.Option(help="Calls of each kind.", min=100, max=10_000_000)] = 20_000,
+    runtime: Annotated[str | None, typer.Option(help="TFLite runtime: litert or tflite-runtime.")] = None,
+    output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+) -> None:
+    """Time one action, observation in and action out, beside the runtime's bare call and a float file.
+
+    Examples:
+      quarl-edge bench act
+      quarl-edge bench act --hidden 64,64 --format json
+    """
+    sizes = _sizes(hidden)
+    require_learner("bench")
+    from quarl_device.runtime import find_runtime
+    from quarl_export.bench import act_speed
+
+    speed = act_speed(sizes, calls=calls, runtime=find_runtime(runtime))
+    if output is Format.JSON:
+        write_json({**asdict(speed), "machine": describe_machine()})
+        return
+    write_line(
+        f"{hidden}: int8 {speed.act_us_p50:.2f} µs an action, {speed.ratio:.2f} times the bare call of "
+        f"{speed.raw_us_p50:.2f} µs; float {speed.float_us_p50:.2f} µs; {speed.runtime}; {describe_machine()}"
+    )
+
+
+def schemes(
+    manifest: Annotated[Path, typer.Argument(help="TOML: [[source]] with name, path, env; vecnormalize, head.")],
+    episodes: Annotated[int, typer.Option(help="Greedy episodes each.", min=1, max=10_000)] = 20,
+    seed: Annotated[int, typer.Option(help="Start seeds are seed, seed + 1, ...", min=0, max=2_000_000_000)] = 1_000,
+    only: Annotated[list[str] | None, typer.Option(help="A source's name; may be given often.")] = None,
+    output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+) -> None:
+    """Export trained policies of every kind in every scheme and play each file on the same start seeds.
+
+    Examples:
+      quarl-edge bench schemes tests/data/trained/sources.toml --format json
+    """
+    sources = [source for source in _read_manifest(manifest) if not only or source["name"] in only]
+    if not sources:
+        raise UsageError(f"{manifest} has no source named {', '.join(only or [])}")
+    require_learner("bench")
+    from quarl_edge.scheme_table import SCHEME_COLUMNS, play_source
+
+    rows: list[dict[str, Any]] = []
+    with EpisodeProgress(len(sources) * len(SCHEME_COLUMNS), what="files") as bar:
+        for source in sources:
+            finished = len(rows) * len(SCHEME_COLUMNS)
+            found = play_source(
+                source,
+                manifest.parent,
+                episodes=episodes,
+                seed=seed,
+                progress=lambda done, finished=finished: bar.advance(finished + done),  # type: ignore[misc]
+            )
+            rows.append(found)
+            if output is Format.TEXT:
+                write_line(_line(found))
+    if output is Format.JSON:
+        write_json({"episodes": episodes, "seed": seed, "machine": describe_machine(), "rows": rows})
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--hidden {text[:80]!r}: expected sizes with commas, such as {_HIDDEN}") from None
+
+
+def _read_manifest(path: Path) -> list[dict[str, str]]:
+    data = read_capped(path, cap_bytes=MAX_JSON_BYTES, error=UsageError, what="manifest")
+    try:
+        sources = tomllib.loads(data.decode())["source"]
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"manifest {path} is not TOML with [[source]] tables: {error}") from None
+    for source in sources if isinstance(sources, list) else [sources]:
+        if not isinstance(source, dict) or not {"name", "path", "env"} <= set(source) <= _SOURCE_KEYS:
+            raise UsageError(f"manifest {path}: a source needs name, path and env, and may have vecnormalize and head")
+    return list(sources)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    cells = []
+    for scheme, cell in row["schemes"].items():
+        shown = cell["error"] if "error" in cell else f"{cell['return_mean']:.1f}"
+        cells.append(f"{scheme} {shown}")
+    return f"{row['name']} ({row['env']}): " + ", ".join(cells)

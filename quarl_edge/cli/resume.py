@@ -1,0 +1,106 @@
+"""Which configuration a run goes on with: its own, but for its budget and its number of local actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quarl_device.errors import CheckpointError, UsageError
+from quarl_edge.checkpoint import latest
+from quarl_edge.config import TrainConfig, parse_setting, read_preset
+from quarl_edge.runs import RunDirectory
+
+# What was learned under other settings may not change.
+_CHANGEABLE = ("steps", "actors")
+
+
+def resumed_config(
+    directory: RunDirectory,
+    *,
+    env: str,
+    algorithm: str,
+    preset: str,
+    asked: Mapping[str, Any],
+    settings: Sequence[str],
+) -> TrainConfig:
+    """Return the run's configuration with the changes that a resume may make.
+
+    Args:
+        directory: of the run.
+        env: gymnasium id from the command line, "" without.
+        algorithm: from the command line, "" without.
+        preset: from the command line, "" without.
+        asked: fields that options name.
+        settings: of `--set`.
+
+    Raises:
+        UsageError: something asked for contradicts the run's config.json; or the budget is used up already.
+        RunNotFound, CheckpointError: the run's configuration is damaged, or it has no checkpoint.
+    """
+    stored = directory.config
+    changes: dict[str, Any] = {}
+    for said, name, value in _wishes(env, algorithm, preset, asked, settings):
+        found = getattr(stored, name)
+        if name in _CHANGEABLE:
+            if not said.startswith("--preset"):
+                changes[name] = value
+        elif value != found:
+            raise UsageError(
+                f"{said} asks for {name} = {_text(value)}, but the run {directory.path} has {name} = {_text(found)}",
+                hint="leave it out, or start a new run without --resume",
+            )
+    config = stored.replace(**changes)
+    _check_budget(directory.path, config, done=steps_done(directory), asked="steps" in changes, usual=stored.steps)
+    return config
+
+
+def steps_done(directory: RunDirectory) -> int:
+    """Return the environment steps of the run's latest checkpoint.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    checkpoint = latest(directory.checkpoints)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"the run {directory.path} has no checkpoint to resume from",
+            hint=f"start a new one: quarl-edge train {directory.config.env_id}",
+        )
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def next_budget(done: int, usual: int) -> int:
+    """Return a total of steps that leaves something to do after `done`: the next multiple of the `usual` budget."""
+    return (done // usual + 1) * usual
+
+
+def _wishes(
+    env: str, algorithm: str, preset: str, asked: Mapping[str, Any], settings: Sequence[str]
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield (what was said, field, value) for all that the command line asks for."""
+    if env:
+        yield f"the argument {env}", "env_id", env
+    if algorithm:
+        yield f"--algorithm {algorithm}", "algorithm", algorithm
+    for name, value in read_preset(preset).items() if preset else ():
+        yield f"--preset {preset}", name, value
+    for name, value in asked.items():
+        yield f"--{name.replace('_', '-')}", name, value
+    for text in settings:
+        name, value = parse_setting(text)
+        yield f"--set {name}", name, value
+
+
+def _check_budget(path: Path, config: TrainConfig, *, done: int, asked: bool, usual: int) -> None:
+    if config.steps > done:
+        return
+    budget = f"--steps {config.steps:,} is" if asked else f"its budget of {config.steps:,} is"
+    raise UsageError(
+        f"the run {path} has done {done:,} steps, and {budget} their total over all sessions: nothing is left to do",
+        hint=f"--steps {next_budget(done, usual)}",
+    )
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)

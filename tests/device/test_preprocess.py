@@ -1,0 +1,270 @@
+"""Observations into input tensors: the rule, the hot path that must equal it, and the runtime that both must equal."""
+
+import dataclasses
+import tracemalloc
+from pathlib import Path
+
+import flatbuffers
+import numpy as np
+import pytest
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from quarl_device.contract import Normalizer, ObservationSpec
+from quarl_device.errors import ContractError
+from quarl_device.fillers import Filler
+from quarl_device.flatbuffer import Quantization
+from quarl_device.policy_file import read_policy_path
+from quarl_device.preprocess import InputBinding, bind_inputs, saturated_share, to_tensor
+
+DATA = Path(__file__).parent.parent / "data"
+CARTPOLE = read_policy_path(DATA / "cartpole.tflite")
+LIMITS = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
+
+
+def bound(shape=(3,), dtype="float32", stack=1, tensor=None, stored="float32", **fields):
+    spec = ObservationSpec(key="observation", shape=shape, dtype=dtype, stack=stack)
+    joined = (*shape[:-1], shape[-1] * stack)
+    return InputBinding(spec=spec, shape=tensor or joined, dtype=np.dtype(stored), **fields)
+
+
+def quantize_only(scale, zero_point, stored):
+    """The CartPole file cut down to its first operator, QUANTIZE."""
+    model = schema.ModelT.InitFromPackedBuf(CARTPOLE.data, 0)
+    graph = model.subgraphs[0]
+    first = graph.operators[0]
+    tensor = graph.tensors[first.outputs[0]]
+    tensor.quantization.scale, tensor.quantization.zeroPoint = [scale], [zero_point]
+    tensor.type = {"int8": schema.TensorType.INT8, "uint8": schema.TensorType.UINT8, "int16": schema.TensorType.INT16}[
+        stored
+    ]
+    graph.operators, graph.outputs, model.signatureDefs = [first], [first.outputs[0]], None
+    builder = flatbuffers.Builder(4096)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+@pytest.mark.parametrize("stored", LIMITS)
+@pytest.mark.parametrize("scale", [0.25, 0.0078125, 0.037, 1 / 255])
+def test_quantizes_as_the_runtime_does(stored, scale):
+    """On ties, beside them, and far outside of the range."""
+    scale, zero_point = float(np.float32(scale)), 0 if stored == "int16" else LIMITS[stored][0] + 40
+    rng = np.random.default_rng(3)
+    ties = (rng.integers(-300, 300, (2000, 4)) + 0.5) * scale
+    values = np.concatenate([ties, rng.normal(0, 90 * scale, (2000, 4)), rng.normal(0, 1e5, (50, 4))])
+    values = values.astype(np.float32)
+    interpreter = Interpreter(model_content=quantize_only(scale, zero_point, stored))
+    [source], [sink] = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(source["index"], values.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(source["index"], values)
+    interpreter.invoke()
+    wanted = interpreter.get_tensor(sink["index"])
+    found = to_tensor(bound((4,), stored=stored, scale=scale, zero_point=zero_point), values)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_an_int8_cast_clips_and_never_wraps():
+    """Seen in another exporter's debugger: `astype(int8)` makes -56 of 200."""
+    binding = bound((4,), stored="int8", scale=1.0)
+    assert to_tensor(binding, np.array([[200.0, -200.0, np.inf, -np.inf]])).tolist() == [[127, -128, 127, -128]]
+    filler = Filler(binding)
+    filler.fill(np.array([200, -200, 1e30, -1e30], np.float32))
+    assert filler.buffer.tolist() == [[127, -128, 127, -128]]
+
+
+def test_normalises_then_clips():
+    binding = bound((2,), offset=np.array([1, 2], np.float32), factor=np.array([10, 0.5], np.float32), clip=3.0)
+    assert to_tensor(binding, np.array([[1.1, 4.0], [9.0, -9.0]])).tolist() == [
+        [pytest.approx(1.0, abs=1e-6), 1.0],
+        [3.0, -3.0],
+    ]
+
+
+STORES = st.sampled_from([("float32", 0.0, 0), ("int8", 0.05, -3), ("uint8", 1 / 255, 0), ("int8", 1 / 255, -128),
+                          ("uint8", 1.0, 0), ("int8", 1.0, -128), ("int16", 0.001, 0), ("uint8", 0.4, 17)])  # fmt: skip
+NORMALIZERS = st.sampled_from(
+    [
+        {},
+        {"offset": np.float32(0.0), "factor": np.float32(1 / 255)},
+        {"offset": np.float32(2.0), "factor": np.float32(0.3), "clip": 5.0},
+        {"offset": np.linspace(-1, 1, 6).reshape(3, 2), "factor": np.linspace(0.1, 2, 6).reshape(3, 2), "clip": 1.5},
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(STORES, NORMALIZERS, st.sampled_from(["float32", "float64", "uint8", "int64", "bool"]), st.data())
+def test_the_hot_path_is_the_rule(store, normalizer, dtype, data):
+    stored, scale, zero_point = store
+    normalizer = {name: np.asarray(v, np.float32) if name != "clip" else v for name, v in normalizer.items()}
+    binding = bound((3, 2), dtype, stored=stored, scale=scale, zero_point=zero_point, **normalizer)
+    numbers = {"f": st.floats(-300, 300, width=32), "u": st.integers(0, 255), "i": st.integers(-300, 300)}
+    kind = np.dtype(dtype).kind
+    rows = data.draw(hnp.arrays(dtype, (4, 3, 2), elements=numbers.get(kind, st.booleans())))
+    wanted = to_tensor(binding, rows)
+    single, batch = Filler(binding), Filler(binding, batch_size=4)
+    for row, answer in zip(rows, wanted, strict=True):
+        single.fill(row)
+        np.testing.assert_array_equal(single.buffer[0], answer)
+    batch.fill(rows)
+    np.testing.assert_array_equal(batch.buffer, wanted)
+    assert single.buffer.dtype == batch.buffer.dtype == wanted.dtype == np.dtype(stored)
+
+
+def test_every_image_value_goes_by_the_rule():
+    """All three ways: as it is, the sign bit, a table."""
+    image = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+    for stored, scale, zero_point in (("uint8", 1 / 255, 0), ("int8", 1 / 255, -128), ("uint8", 1 / 100, 3)):
+        binding = bound(
+            (16, 16, 1), "uint8", stored=stored, scale=float(np.float32(scale)), zero_point=zero_point,
+            offset=np.zeros((), np.float32), factor=np.array(1 / 255, np.float32),
+        )  # fmt: skip
+        filler = Filler(binding)
+        filler.fill(image)
+        exact = np.clip(np.rint(image / 255 / np.float64(np.float32(scale))) + zero_point, *LIMITS[stored])
+        np.testing.assert_array_equal(filler.buffer[0], exact.astype(stored))
+        np.testing.assert_array_equal(filler.buffer, to_tensor(binding, image[None]))
+
+
+def frames_of(shape, count=7):
+    return np.random.default_rng(1).integers(0, 256, (count, *shape), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tensor", "layout", "place"),
+    [
+        ((4, 5, 2), (4, 5, 6), "joined", lambda frames: np.concatenate(frames, -1)),
+        ((4, 5), (4, 5, 3), "new_axis", lambda frames: np.stack(frames, -1)),
+        ((5,), (15,), "joined", np.concatenate),
+        ((5,), (5, 3), "new_axis", lambda frames: np.stack(frames, -1)),
+        ((2, 4, 5), (4, 5, 6), "channels_last", lambda frames: np.moveaxis(np.concatenate(frames, 0), 0, -1)),
+        ((4, 5, 1), (60,), "joined", lambda frames: np.concatenate(frames, -1).ravel()),
+        ((), (3,), "joined", np.stack),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stored", ["float32", "int8"])
+def test_frames_are_stacked_oldest_first(shape, tensor, layout, place, stored):
+    """And an episode begins with its first frame everywhere."""
+    scale = {} if stored == "float32" else {"scale": 1.0, "zero_point": -128}
+    spec = ObservationSpec(key="observation", shape=shape, dtype="uint8", stack=3)
+    binding = InputBinding(spec=spec, shape=tensor, dtype=np.dtype(stored), layout=layout, **scale)
+    shift = 0 if stored == "float32" else -128
+    frames, filler = frames_of(shape), Filler(binding)
+    for _ in range(2):
+        filler.begin_episode()
+        seen = [frames[0]] * 2
+        for frame in frames:
+            seen.append(frame)
+            filler.fill(frame)
+            wanted = place([f.astype(np.int16) + shift for f in seen[-3:]])
+            np.testing.assert_array_equal(filler.buffer[0], wanted)
+            np.testing.assert_array_equal(to_tensor(binding, np.stack(seen[-3:])[None])[0], wanted)
+
+
+def test_a_stack_is_of_one_environment():
+    with pytest.raises(ContractError, match="one environment"):
+        Filler(bound((4,), stack=2), batch_size=3)
+
+
+def test_a_batch_of_another_size_is_no_broadcast():
+    filler = Filler(bound((4,), stored="int8", scale=0.1), batch_size=3)
+    with pytest.raises(ValueError, match="reshape"):
+        filler.fill(np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize("stored", ["float32", "uint8", "int8"])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_images_are_filled_in_kept_memory(stored, stack):
+    scale = {} if stored == "float32" else {"scale": 0.5, "zero_point": 7}
+    filler = Filler(bound((84, 84, 1), "uint8", stack, stored=stored, **scale))
+    image, buffer = frames_of((84, 84, 1), 1)[0], filler.buffer
+    filler.fill(image)
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            filler.fill(image)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4096
+    assert filler.buffer is buffer
+
+
+def test_says_what_an_input_cannot_hold():
+    binding = bound((2,), stored="int8", scale=0.1)
+    observations = np.array([[0.0, 5.0], [12.0, 20.0], [13.5, -5.0], [-13.0, 0.0]])
+    assert saturated_share(binding, observations).tolist() == [0.5, 0.25]
+    assert saturated_share(bound((2,)), observations).tolist() == [0.0, 0.0]
+
+
+def bind(spec=None, normalizer=None, **tensor):
+    """Bind the CartPole file's observation to its input tensor, either changed."""
+    graph = CARTPOLE.graph
+    tensors = list(graph.tensors)
+    [index] = graph.inputs
+    tensors[index] = dataclasses.replace(tensors[index], **tensor)
+    contract = dataclasses.replace(
+        CARTPOLE.contract,
+        observations=(dataclasses.replace(CARTPOLE.contract.observations[0], **(spec or {})),),
+        normalizer=normalizer or Normalizer(),
+    )
+    return bind_inputs(contract, dataclasses.replace(graph, tensors=tuple(tensors)))[0]
+
+
+SCALES = Quantization(scales=np.array([0.1, 0.2], np.float32), zero_points=np.zeros(2, np.int64), axis=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "int32"}, "goes into a int32 tensor"),
+        ({"dtype": "int8"}, "not exactly one scale"),
+        ({"dtype": "int8", "quantization": SCALES}, "not exactly one scale"),
+        ({"spec": {"shape": (2, 2), "stack": 2}, "shape": (1, 2, 2, 2, 1)}, "do not stack into a tensor"),
+        (
+            {
+                "normalizer": Normalizer(
+                    where="device", offset={"observation": (0.0,)}, scale={"observation": (1.0,) * 3}
+                )
+            },
+            "scale of 'observation' has 3 elements, expected 1 or 4",
+        ),
+        (
+            {"normalizer": Normalizer(where="device", offset={"observation": (1e99,)}, scale={"observation": (1.0,)})},
+            "not finite in float32",
+        ),
+    ],
+    ids=["int32", "no scale", "two scales", "stack", "length", "too large"],
+)
+def test_bindings_that_do_not_fit(changes, message):
+    with pytest.raises(ContractError, match=message):
+        bind(**changes)
+
+
+def test_a_normaliser_in_the_graph_is_not_done_twice():
+    normalizer = Normalizer(where="graph", offset={"observation": (1.0,) * 4}, scale={"observation": (2.0,) * 4})
+    assert bind(normalizer=normalizer).factor is None
+
+
+def test_a_channel_first_image_is_turned():
+    """Stable-Baselines3 gives [channels, rows, columns], TFLite takes channels last."""
+    assert bind(spec={"shape": (3, 4, 5)}, shape=(1, 4, 5, 3)).layout == "channels_last"
+    assert bind(spec={"shape": (4, 4, 4)}, shape=(1, 4, 4, 4)).layout == "joined"
+
+
+@pytest.mark.parametrize("stored", ["float32", "int8"])
+def test_a_batch_of_channel_first_images(stored):
+    spec = ObservationSpec(key="observation", shape=(3, 4, 5), dtype="uint8")
+    scale = {} if stored == "float32" else {"scale": 1.0, "zero_point": -128}
+    binding = InputBinding(spec=spec, shape=(4, 5, 3), dtype=np.dtype(stored), layout="channels_last", **scale)
+    images, filler = frames_of((3, 4, 5), 6), Filler(binding, batch_size=6)
+    filler.fill(images)
+    wanted = np.moveaxis(images.astype(np.int16), 1, -1) + scale.get("zero_point", 0)
+    np.testing.assert_array_equal(filler.buffer, wanted)
+    np.testing.assert_array_equal(to_tensor(binding, images), wanted)

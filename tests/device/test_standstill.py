@@ -1,0 +1,33 @@
+"""Why an actor stands still: reasons, times, what is news, and no flood of lines."""
+
+import logging
+
+from quarl_device.actor.standstill import Standstill
+
+
+def test_seconds_by_reason():
+    still = Standstill(0.0)
+    for now_s, reason in ((1, "no learner"), (3, "no policy"), (3.5, ""), (9, "no learner"), (10, "")):
+        still.note(reason, now_s)
+    assert still.by_reason() == {"no learner": 3.0, "no policy": 0.5}
+    assert still.total_s == 3.5
+    assert still.since_unix_s(10.0, 1000.0) == 0.0
+
+
+def test_a_reason_is_news_when_it_lasts_and_was_not_announced():
+    still = Standstill(0.0)
+    still.note("no credit", 5.0)
+    assert [still.is_news(now_s) for now_s in (5.5, 6.5)] == [False, True]
+    assert still.since_unix_s(6.5, 1000.0) == 998.5
+    still.announced()
+    assert not still.is_news(99.0)
+
+
+def test_a_learner_that_comes_and_goes_fills_no_log(caplog):
+    with caplog.at_level(logging.INFO):
+        still = Standstill(0.0)
+        for step in range(1000):
+            still.note("no learner" if step % 2 else "", step / 100)
+        assert len(caplog.records) == 20
+        still.note("no policy", 500.0)
+    assert len(caplog.records) == 21

@@ -1,0 +1,425 @@
+"""Calibration data are checked; ranges follow from them by stated rules, whatever their order."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_factory import dueling, image_policy, mixed, mlp, rows, tanh_actor
+
+from quarl_device.contract import ActionSpec, Normalizer, ObservationSpec
+from quarl_device.environments import EnvSpec
+from quarl_device.errors import NonFiniteError, SpaceMismatch, UnknownEnvironment, UsageError
+from quarl_export.calibration import CalibrationData, RangeRule, load_npz, play, with_input_normalizer
+from quarl_export.calibration import data as data_module
+from quarl_export.calibration.play import greedy_actions
+from quarl_export.ir import run_reference
+from quarl_export.ir.reference import normalize, run_graph
+from quarl_export.metadata import complete_policy
+from quarl_export.ranges import MIN_WIDTH, find_ranges
+
+MINMAX = RangeRule()
+
+
+def data_of(policy, count=64, **changes):
+    return CalibrationData.checked(policy.contract, rows(policy, count, **changes), source="test")
+
+
+# ------------------------------------------------------------------ data
+
+
+def test_data_keep_rows_and_ignore_foreign_keys():
+    policy = mixed()
+    given_rows = rows(policy, 5)
+    data = CalibrationData.checked(policy.contract, {**given_rows, "reward": np.zeros(5)}, source="s")
+    assert data.count == 5
+    assert set(data.rows) == {"image", "vector"}
+    assert np.array_equal(data.rows["vector"], given_rows["vector"])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({}, "no array 'observation', found none"),
+        ({"other": np.zeros((4, 4))}, "no array 'observation', found other"),
+        ({"observation": np.zeros((4, 5))}, r"shape \[4, 5\], expected \[rows, 4\]"),
+        ({"observation": np.zeros(4)}, r"expected \[rows, 4\]"),
+        ({"observation": np.zeros((0, 4))}, "0 rows"),
+        ({"observation": np.zeros((1, 4))}, "1 row of observations"),
+        ({"observation": np.full((3, 4), "x")}, "expected numbers"),
+    ],
+)
+def test_data_that_do_not_hold_are_refused(arrays, says):
+    with pytest.raises(UsageError, match=says):
+        CalibrationData.checked(mlp().contract, arrays, source="test")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_calibration_is_refused_and_the_row_named(bad):
+    array = np.zeros((9, 4), np.float32)
+    array[7, 2] = bad
+    with pytest.raises(NonFiniteError, match="row 7"):
+        CalibrationData.checked(mlp().contract, {"observation": array}, source="test")
+
+
+def test_keys_must_agree_in_rows():
+    arrays = rows(mixed(), 6)
+    arrays["vector"] = arrays["vector"][:4]
+    with pytest.raises(UsageError, match="differ in their number of rows"):
+        CalibrationData.checked(mixed().contract, arrays, source="test")
+
+
+def test_pixels_must_be_what_their_type_holds():
+    pixels = rows(image_policy(), 3)["observation"].astype(np.float32)
+    assert CalibrationData.checked(image_policy().contract, {"observation": pixels}, source="t").rows[
+        "observation"
+    ].dtype == np.dtype("uint8")
+    with pytest.raises(UsageError, match="uint8 does not hold"):
+        CalibrationData.checked(image_policy().contract, {"observation": pixels / 255}, source="t")
+
+
+def test_many_rows_are_thinned_evenly(monkeypatch):
+    monkeypatch.setattr(data_module, "MAX_ROWS", 10)
+    array = np.arange(400, dtype=np.float32).reshape(100, 4)
+    data = CalibrationData.checked(mlp().contract, {"observation": array}, source="t")
+    assert data.count == 10
+    assert (data.rows["observation"][0] == array[0]).all()
+    assert (data.rows["observation"][-1] == array[-1]).all()
+
+
+def test_a_quarter_is_held_out_unless_there_is_too_little():
+    calibrate, held = data_of(mlp(), 20).split()
+    assert (calibrate.count, held.count) == (15, 5)
+    few = data_of(mlp(), 7)
+    assert few.split() == (few, few)
+
+
+def test_stacked_frames_are_in_the_last_axis():
+    spec = ObservationSpec(key="observation", shape=(5, 5, 1), dtype="uint8", stack=4)
+    contract = dataclasses.replace(mlp().contract, observations=(spec,))
+    frames = np.zeros((3, 5, 5, 4), np.uint8)
+    assert CalibrationData.checked(contract, {"observation": frames}, source="t").count == 3
+
+
+# ------------------------------------------------------------------ npz
+
+
+def test_npz_by_key_and_under_any_name_for_a_single_key(tmp_path):
+    policy = mixed()
+    np.savez(tmp_path / "two.npz", **rows(policy, 4))
+    assert load_npz(tmp_path / "two.npz", policy.contract).count == 4
+    np.savez(tmp_path / "one.npz", rows(mlp(), 4)["observation"])
+    data = load_npz(tmp_path / "one.npz", mlp().contract)
+    assert (data.count, data.source) == (4, "npz one.npz")
+
+
+def test_npz_files_that_do_not_hold_are_refused(tmp_path, monkeypatch):
+    contract = mlp().contract
+    (tmp_path / "empty.npz").write_bytes(b"")
+    (tmp_path / "text.npz").write_text("hello")
+    np.savez(tmp_path / "whole.npz", observation=np.zeros((4, 4)))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:-40])
+    np.savez(tmp_path / "pickled.npz", observation=np.array([{"a": 1}, None], dtype=object))
+    np.savez_compressed(tmp_path / "bomb.npz", observation=np.zeros((50_000, 4)))
+    for name in ("empty", "text", "cut", "pickled"):
+        with pytest.raises(UsageError, match="cannot be read as npz"):
+            load_npz(tmp_path / f"{name}.npz", contract)
+    for path in (tmp_path / "missing.npz", tmp_path):
+        with pytest.raises(UsageError, match="calibration file"):
+            load_npz(path, contract)
+    monkeypatch.setattr(data_module, "MAX_UNPACKED_BYTES", 100_000)
+    with pytest.raises(UsageError, match="unpacks to"):
+        load_npz(tmp_path / "bomb.npz", contract)
+    monkeypatch.setattr(data_module, "MAX_NPZ_BYTES", 100)
+    with pytest.raises(UsageError, match="over its cap"):
+        load_npz(tmp_path / "whole.npz", contract)
+
+
+# ------------------------------------------------------------------ ranges
+
+
+@pytest.mark.parametrize("make", [mlp, dueling, tanh_actor, mixed, image_policy])
+def test_minmax_is_the_true_extremes_of_every_site(make):
+    policy = make()
+    data = data_of(policy, 50)
+    tensors = run_graph(policy.graph, policy.weights, normalize(policy, data.rows))
+    ranges = find_ranges(policy, data, MINMAX, head_margin=0.0)
+    assert tuple(ranges) == policy.graph.range_sites()
+    for site, (low, high) in ranges.items():
+        values = tensors[site]
+        assert low <= min(0.0, values.min()) + 1e-6
+        assert high >= max(0.0, values.max()) - 1e-6
+        assert low == pytest.approx(min(0.0, values.min()), abs=1e-5)
+        assert high == pytest.approx(max(0.0, values.max(), low + MIN_WIDTH), abs=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(2, 150), st.sampled_from(["minmax", "percentile"]))
+def test_calibration_does_not_depend_on_order(random, count, kind):
+    policy = mlp(hidden=33)
+    recorded = rows(policy, count)["observation"]
+    order = list(range(count))
+    random.shuffle(order)
+    first, second = (
+        find_ranges(
+            policy,
+            CalibrationData.checked(policy.contract, {"observation": array}, source="t"),
+            RangeRule(kind=kind, percentile=99.0),
+        )
+        for array in (recorded, recorded[order])
+    )
+    assert first == second
+
+
+def test_calibration_does_not_depend_on_repetition():
+    """However rows were batched when they were recorded, the extremes are those of the rows."""
+    policy = mlp(hidden=33)
+    recorded = rows(policy, 70)["observation"]
+    ranges = [
+        find_ranges(policy, CalibrationData.checked(policy.contract, {"observation": a}, source="t"), MINMAX)
+        for a in (recorded, np.concatenate([recorded[:50], recorded]))
+    ]
+    for site in ranges[0]:
+        assert ranges[0][site] == pytest.approx(ranges[1][site], rel=1e-6)
+
+
+def test_percentile_leaves_an_outlier_out():
+    policy = mlp()
+    recorded = rows(policy, 4000)["observation"]
+    recorded[17, 1] = 500.0
+    data = CalibrationData.checked(policy.contract, {"observation": recorded}, source="t")
+    clipped = find_ranges(policy, data, RangeRule(kind="percentile", percentile=99.5))
+    expected = np.percentile(recorded, [0.5, 99.5])
+    assert clipped["observation"] == pytest.approx(tuple(expected), abs=0.1)
+    assert find_ranges(policy, data, MINMAX)["observation"][1] == 500.0
+
+
+def test_bounds_give_the_input_range_and_extremes_the_rest():
+    policy = mlp(bounds={"observation": (-5.0, 8.0)})
+    data = data_of(policy)
+    bounds, minmax = find_ranges(policy, data, RangeRule(kind="bounds")), find_ranges(policy, data, MINMAX)
+    assert bounds.pop("observation") == (-5.0, 8.0)
+    minmax.pop("observation")
+    assert bounds == minmax
+
+
+def test_uint8_images_have_the_whole_range_by_bounds():
+    ranges = find_ranges(image_policy(), data_of(image_policy(), 4), RangeRule(kind="bounds"))
+    assert ranges["observation"] == pytest.approx((0.0, 1.0))
+
+
+def test_constant_zero_calibration_keeps_a_minimal_width():
+    policy = mlp()
+    data = CalibrationData.checked(policy.contract, {"observation": np.zeros((8, 4))}, source="t")
+    low, high = find_ranges(policy, data, MINMAX)["observation"]
+    assert (low, high) == (0.0, MIN_WIDTH)
+
+
+def test_zero_is_always_inside():
+    policy = mlp()
+    array = rows(policy, 30)["observation"] + 100.0
+    data = CalibrationData.checked(policy.contract, {"observation": array}, source="t")
+    for low, high in find_ranges(policy, data, MINMAX).values():
+        assert low <= 0.0 <= high
+
+
+def test_outputs_get_a_margin():
+    policy = mlp()
+    tight = find_ranges(policy, data_of(policy), MINMAX, head_margin=0.0)
+    wide = find_ranges(policy, data_of(policy), MINMAX, head_margin=0.1)
+    assert wide["q"][1] > tight["q"][1]
+    assert wide["r"] == tight["r"]
+
+
+def test_weights_that_overflow_are_named():
+    policy = mlp()
+    policy.weights["a/kernel"][:] = 3e38
+    with pytest.raises(NonFiniteError, match="gives NaN or Inf"), np.errstate(all="ignore"):
+        find_ranges(policy, data_of(policy), MINMAX)
+
+
+@pytest.mark.parametrize(("kind", "percentile"), [("entropy", 99.0), ("percentile", 50.0), ("percentile", 101.0)])
+def test_rules_that_do_not_exist_are_refused(kind, percentile):
+    with pytest.raises(UsageError):
+        RangeRule(kind=kind, percentile=percentile)
+
+
+# ------------------------------------------------------------------ per dimension
+
+
+@pytest.mark.parametrize("make", [mlp, dueling, tanh_actor, mixed])
+def test_every_dimension_is_brought_to_one_and_the_network_stays_the_same(make):
+    policy = make()
+    recorded = rows(policy, 64)
+    key = policy.contract.observations[-1].key
+    recorded[key] = recorded[key] * np.logspace(-2, 2, recorded[key].shape[1]) + 3.0
+    data = CalibrationData.checked(policy.contract, recorded, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    inside = normalize(changed, data.rows)[key]
+    np.testing.assert_allclose(inside.min(axis=0), -1.0, atol=1e-3)
+    np.testing.assert_allclose(inside.max(axis=0), 1.0, atol=1e-3)
+    for role, expected in run_reference(policy, data.rows).items():
+        np.testing.assert_allclose(run_reference(changed, data.rows)[role], expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_network_without_biases_gets_one_for_its_centred_input():
+    policy = mlp(use_bias=False)
+    data = CalibrationData.checked(policy.contract, {"observation": rows(policy, 64)["observation"] + 3}, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    assert changed.graph.layer("a").use_bias
+    assert not changed.graph.layer("q").use_bias
+    np.testing.assert_allclose(
+        run_reference(changed, data.rows)["q_values"], run_reference(policy, data.rows)["q_values"], atol=1e-4
+    )
+
+
+def test_bounds_need_no_data():
+    policy = mlp(bounds={"observation": (-2.0, 6.0)})
+    changed = with_input_normalizer(policy, None, RangeRule(kind="bounds"))
+    assert changed.contract.normalizer.offset["observation"] == (2.0,) * 4
+    assert changed.contract.normalizer.scale["observation"] == (0.25,) * 4
+
+
+def test_a_dimension_that_did_not_move_is_not_blown_up():
+    policy = mlp()
+    recorded = rows(policy, 30)["observation"]
+    recorded[:, 2] = 7.0
+    data = CalibrationData.checked(policy.contract, {"observation": recorded}, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    assert changed.contract.normalizer.offset["observation"][2] == 7.0
+    assert changed.contract.normalizer.scale["observation"][2] == 1.0
+
+
+def test_what_has_a_normaliser_and_images_are_left_alone():
+    given_one = Normalizer(where="graph", offset={"observation": (0.0,) * 4}, scale={"observation": (2.0,) * 4})
+    normalized = mlp(normalizer=given_one)
+    assert with_input_normalizer(normalized, data_of(normalized), MINMAX).contract.normalizer == given_one
+    pixels = image_policy()
+    assert with_input_normalizer(pixels, data_of(pixels, 4), MINMAX).weights.keys() == pixels.weights.keys()
+    assert with_input_normalizer(mlp(), None, RangeRule(kind="bounds")).contract.normalizer.offset == {}
+
+
+# ------------------------------------------------------------------ playing
+
+
+def test_playing_is_seeded_and_fits_the_contract():
+    policy = mlp(actions=2)
+    first, again, other = (play(policy, EnvSpec(env_id="CartPole-v1"), steps=60, seed=s) for s in (3, 3, 4))
+    assert first.count == 60
+    assert np.array_equal(first.rows["observation"], again.rows["observation"])
+    assert not np.array_equal(first.rows["observation"], other.rows["observation"])
+
+
+def test_playing_with_the_policy_differs_from_random():
+    policy = mlp(actions=2)
+    greedy, random = (
+        play(policy, EnvSpec(env_id="CartPole-v1"), steps=40, actions=who).rows["observation"]
+        for who in ("policy", "random")
+    )
+    assert not np.array_equal(greedy, random)
+
+
+def test_playing_a_continuous_environment():
+    policy = tanh_actor()
+    policy = dataclasses.replace(
+        policy,
+        contract=dataclasses.replace(
+            policy.contract,
+            action=ActionSpec(kind="box", shape=(1,), low=(-2.0,), high=(2.0,), scale=(2.0,), offset=(0.0,)),
+        ),
+        graph=dataclasses.replace(
+            policy.graph, weight_shapes={**policy.graph.weight_shapes, "d/kernel": (16, 1), "d/bias": (1,)}
+        ),
+        weights={
+            **policy.weights,
+            "d/kernel": policy.weights["d/kernel"][:, :1],
+            "d/bias": policy.weights["d/bias"][:1],
+        },
+    )
+    data = play(policy, EnvSpec(env_id="Pendulum-v1"), steps=30, actions="policy")
+    assert data.rows["observation"].shape == (30, 3)
+
+
+def test_playing_what_does_not_fit_is_refused():
+    with pytest.raises(SpaceMismatch):
+        play(mlp(actions=3), EnvSpec(env_id="CartPole-v1"), steps=10)
+    with pytest.raises(UnknownEnvironment):
+        play(mlp(), EnvSpec(env_id="CartPole-v99"), steps=10)
+    with pytest.raises(UsageError, match="steps"):
+        play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=1)
+
+
+def test_greedy_actions_of_discrete_and_box_heads():
+    assert greedy_actions(mlp().contract, {"q_values": np.array([[1, 5, 2], [9, 0, 0]])}).tolist() == [1, 0]
+    scaled = greedy_actions(tanh_actor().contract, {"action": np.array([[0.5, -2.0]])})
+    assert scaled.tolist() == [[1.0, -2.0]]
+
+
+# ------------------------------------------------------------------ stacks
+
+
+def stacked(frames=3):
+    policy = mlp(inputs=4 * frames, actions=2)
+    spec = ObservationSpec(key="observation", shape=(4,), stack=frames)
+    return dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, observations=(spec,)))
+
+
+def test_playing_stacks_frames_and_begins_episodes_with_repeated_ones():
+    rows_ = play(stacked(), EnvSpec(env_id="CartPole-v1"), steps=50).rows["observation"]
+    assert rows_.shape == (50, 3, 4)
+    assert (rows_[0] == rows_[0][0]).all()
+    starts = [n for n in range(50) if (rows_[n] == rows_[n][0]).all()]
+    for row in range(1, 50):
+        if row not in starts:
+            assert np.array_equal(rows_[row][:2], rows_[row - 1][1:])
+    assert len(starts) > 1
+
+
+def test_joined_and_separate_frames_are_the_same():
+    separate = np.random.default_rng(0).normal(size=(6, 3, 4)).astype(np.float32)
+    joined = separate.reshape(6, 12)
+    for array in (separate, joined):
+        data = CalibrationData.checked(stacked().contract, {"observation": array}, source="t")
+        assert np.array_equal(data.rows["observation"], separate)
+
+
+def test_all_frames_of_a_stack_are_normalised_alike():
+    policy = stacked()
+    array = np.random.default_rng(0).normal(size=(30, 3, 4)).astype(np.float32)
+    data = CalibrationData.checked(policy.contract, {"observation": array}, source="t")
+    scale = with_input_normalizer(policy, data, MINMAX).contract.normalizer.scale["observation"]
+    assert scale[:4] == scale[4:8] == scale[8:]
+
+
+def test_a_device_normalises_one_frame_as_the_environment_gives_it():
+    policy = stacked()
+    array = np.random.default_rng(0).normal(size=(30, 3, 4)).astype(np.float32)
+    data = CalibrationData.checked(policy.contract, {"observation": array}, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    device = complete_policy(changed, scheme="int8", io="int8").normalizer
+    assert (device.where, len(device.scale["observation"])) == ("device", 4)
+    assert device.scale["observation"] == changed.contract.normalizer.scale["observation"][:4]
+    uneven = {"observation": tuple(float(n + 1) for n in range(12))}
+    contract = dataclasses.replace(policy.contract, normalizer=Normalizer(where="graph", offset=uneven, scale=uneven))
+    with pytest.raises(UsageError, match="from frame to frame"):
+        complete_policy(dataclasses.replace(policy, contract=contract), scheme="int8", io="int8")
+
+
+def test_a_normaliser_of_an_image_with_channels_first_is_turned_round():
+    policy = image_policy()
+    spec = ObservationSpec(key="observation", shape=(2, 9, 9), dtype="uint8")
+    constants = np.arange(9 * 9 * 2, dtype=np.float64).reshape(9, 9, 2)
+    values = {"observation": tuple(constants.ravel().tolist())}
+    contract = dataclasses.replace(
+        policy.contract, observations=(spec,), normalizer=Normalizer(where="graph", offset=values, scale=values)
+    )
+    device = complete_policy(dataclasses.replace(policy, contract=contract), scheme="int8", io="uint8").normalizer
+    assert device.offset["observation"] == tuple(np.moveaxis(constants, -1, 0).ravel().tolist())
+
+
+def test_what_saturates_gets_its_range_where_it_still_moves():
+    policy = tanh_actor()
+    policy.weights["d/kernel"][:] *= 100
+    ranges = find_ranges(policy, data_of(policy), MINMAX)
+    assert ranges["d"] == (-4.0, 4.0)

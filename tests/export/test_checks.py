@@ -1,0 +1,211 @@
+"""Every check fails for what it is there for, names it, and passes otherwise."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from policy_factory import dueling, image_policy, mlp, rows, tanh_actor
+
+from quarl_device.errors import CheckFailed
+from quarl_device.flatbuffer import read_graph
+from quarl_export.calibration import CalibrationData
+from quarl_export.checks.agreement import check_actions, check_parity, golden_tolerance_lsb, parity_limit_lsb
+from quarl_export.checks.numbers import check_biases, check_constant, check_finite, check_ranges, check_saturation
+from quarl_export.checks.op_versions import unknown_operators
+from quarl_export.checks.operators import check_custom, check_float, check_loads, check_versions
+from quarl_export.checks.report import NAMES, CheckResult, refuse_failed
+from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.schemes import SchemeOptions, convert
+
+
+def data_of(policy, count=128):
+    return CalibrationData.checked(policy.contract, rows(policy, count), source="test")
+
+
+@pytest.fixture(scope="module")
+def built():
+    return build_file(mlp(), ExportOptions(), data=data_of(mlp()))
+
+
+@pytest.fixture(scope="module")
+def actor():
+    return build_file(tanh_actor(), ExportOptions(), data=data_of(tanh_actor()))
+
+
+def changed(built, **changes):
+    """The subject with fields changed, and what was computed from the others kept."""
+    subject = dataclasses.replace(built.subject, **changes)
+    for name in ("file_outputs", "float_outputs", "graph", "steps"):
+        if name not in changes and name in built.subject.__dict__:
+            subject.__dict__[name] = built.subject.__dict__[name]
+    return subject
+
+
+def with_outputs(built, role, values):
+    subject = changed(built)
+    subject.__dict__["file_outputs"] = {role: values}
+    return subject
+
+
+def test_a_right_file_passes_all_twelve(built, actor):
+    for file in (built, actor):
+        assert [result.code for result in file.checks] == list(NAMES)
+        assert all(result.passed for result in file.checks), [r.to_json() for r in file.checks if not r.passed]
+        assert file.forced == ()
+        assert set(file.checks[0].to_json()) == {"code", "name", "passed", "value", "limit", "message"}
+
+
+def test_refusing_names_every_failed_check_and_carries_all():
+    made = [
+        CheckResult(code="Q04", passed=False, message="layer 'a'"),
+        CheckResult(code="Q05", passed=True, message="fine"),
+        CheckResult(code="Q09", passed=False, message="off"),
+    ]
+    with pytest.raises(CheckFailed, match="Q04 bias: layer 'a'; Q09 parity: off") as caught:
+        refuse_failed(made)
+    assert caught.value.code == 19
+    assert [entry["code"] for entry in caught.value.checks] == ["Q04", "Q05", "Q09"]
+    assert "--force" in caught.value.hint
+    refuse_failed(made[1:2])
+
+
+def test_q01_names_what_is_not_finite(built):
+    ranges = {**built.subject.ranges, "r": (0.0, np.inf)}
+    assert check_finite(changed(built, ranges=ranges)).message == "range of r hold NaN or Inf"
+    outputs = built.subject.file_outputs["q_values"].copy()
+    outputs[3, 1] = np.nan
+    found = check_finite(with_outputs(built, "q_values", outputs))
+    assert (found.passed, found.value) == (False, 1.0)
+
+
+def test_q02_names_a_range_that_is_too_wide(built):
+    found = check_ranges(changed(built, ranges={**built.subject.ranges, "r": (0.0, 200.0)}))
+    assert not found.passed
+    assert "'r'" in found.message
+    assert found.value > 3
+
+
+def test_q02_names_a_degenerate_range(built):
+    found = check_ranges(changed(built, ranges={**built.subject.ranges, "observation": (0.0, 1e-3)}))
+    assert not found.passed
+    assert "'observation' is degenerate" in found.message
+
+
+def test_q02_judges_width_by_recorded_observations_alone(built):
+    ranges = {**built.subject.ranges, "r": (0.0, 200.0)}
+    assert check_ranges(changed(built, ranges=ranges, recorded=False)).passed
+
+
+def test_q03_names_the_dimension_that_is_clipped(built):
+    observations = {"observation": built.subject.observations["observation"].copy()}
+    observations["observation"][:10, 2] = 50.0
+    found = check_saturation(changed(built, observations=observations))
+    assert not found.passed
+    assert "observation 'observation'[2]" in found.message
+    assert found.value >= 10 / built.subject.count
+
+
+def test_q03_lets_chance_pass_where_observations_are_few(built):
+    observations = {"observation": built.subject.observations["observation"][:20].copy()}
+    observations["observation"][:3, 2] = 50.0
+    assert check_saturation(changed(built, observations=observations)).passed
+
+
+def test_q04_names_a_bias_that_overflows(built):
+    weights = dict(built.subject.policy.weights)
+    weights["q/kernel"] = weights["q/kernel"] * np.float32(1e-9)
+    weights["q/bias"] = np.full_like(weights["q/bias"], 1e6)
+    policy = dataclasses.replace(built.subject.policy, weights=weights)
+    found = check_biases(changed(built, policy=policy))
+    assert not found.passed
+    assert "'q'" in found.message
+    assert found.value > 2**31
+
+
+def test_q05_fails_for_a_file_that_gives_the_same_whatever_it_sees(built):
+    constant = np.ones_like(built.subject.file_outputs["q_values"])
+    found = check_constant(with_outputs(built, "q_values", constant))
+    assert not found.passed
+    assert "whatever it sees" in found.message
+
+
+def test_q05_says_nothing_of_equal_observations(built):
+    same = {"observation": np.zeros((5, 4), np.float32)}
+    subject = changed(built, observations=same)
+    subject.__dict__["file_outputs"] = {"q_values": np.ones((5, 3), np.float32)}
+    assert check_constant(subject).passed
+
+
+def test_q06_and_q08_tell_versions_from_custom_operators(built):
+    graph = built.subject.graph
+    newer = dataclasses.replace(graph.operators[0], name="FULLY_CONNECTED", version=12)
+    flex = dataclasses.replace(graph.operators[0], name="flexerf", version=1)
+    subject = changed(built, options=SchemeOptions(runtime="tflite-2.14"))
+    subject.__dict__["graph"] = dataclasses.replace(graph, operators=(newer, flex))
+    versions, custom = check_versions(subject), check_custom(subject)
+    assert not versions.passed
+    assert "FULLY_CONNECTED version 12" in versions.message
+    assert "tflite-runtime 2.14" in versions.message
+    assert not custom.passed
+    assert "flexerf" in custom.message
+    assert check_versions(built.subject).passed
+
+
+def test_q07_names_the_tensors_that_are_float():
+    policy = mlp()
+    model = convert(policy, SchemeOptions(scheme="float32"))
+    subject = dataclasses.replace(build_file(policy, ExportOptions(), data=data_of(policy)).subject, model=model)
+    found = check_float(subject)
+    assert not found.passed
+    assert "FULLY_CONNECTED ('q_values')" in found.message
+
+
+def test_q09_sees_one_wrong_weight(built):
+    weights = dict(built.subject.policy.weights)
+    weights["q/kernel"] = weights["q/kernel"].copy()
+    weights["q/kernel"][np.unravel_index(np.abs(weights["q/kernel"]).argmin(), (16, 3))] += 0.5
+    policy = dataclasses.replace(built.subject.policy, weights=weights)
+    found = check_parity(changed(built, policy=policy))
+    assert not found.passed
+    assert found.limit == 0
+    assert found.value > 0
+
+
+def test_q10_and_q11_see_other_actions(built):
+    outputs = -built.subject.file_outputs["q_values"]
+    agreement, regret = check_actions(with_outputs(built, "q_values", outputs))
+    assert not agreement.passed
+    assert not regret.passed
+    assert regret.value > 0.3
+    drawn = with_outputs(built, "q_values", outputs)
+    drawn = dataclasses.replace(drawn, recorded=False)
+    drawn.__dict__["file_outputs"] = {"q_values": outputs}
+    assert all(result.passed for result in check_actions(drawn))
+
+
+def test_q10_and_q11_measure_continuous_actions_in_their_range(actor):
+    outputs = actor.subject.file_outputs["action"] * 0.5
+    agreement, error = check_actions(with_outputs(actor, "action", outputs))
+    assert not agreement.passed
+    assert not error.passed
+    assert 0 < error.value < 1
+
+
+def test_q12_says_why_a_device_refuses(built):
+    assert check_loads(built.file.data).passed
+    found = check_loads(built.file.data[: len(built.file.data) // 2])
+    assert not found.passed
+    assert "refuses" in found.message
+
+
+def test_tolerances_follow_the_architecture():
+    assert [parity_limit_lsb(p().graph) for p in (mlp, image_policy, dueling)] == [0, 1, 2]
+    assert [golden_tolerance_lsb(p().graph) for p in (mlp, tanh_actor)] == [3, 8]
+
+
+def test_the_table_knows_which_runtime_loads_what(built):
+    graph = read_graph(built.subject.model)
+    assert unknown_operators(graph, "tflite-2.14") == ()
+    newer = dataclasses.replace(graph.operators[0], version=99)
+    (found,) = unknown_operators(dataclasses.replace(graph, operators=(newer,)), "litert")
+    assert str(found) == f"{newer.name} version 99 (of no known release)"

@@ -1,0 +1,129 @@
+"""Faults that people reported of other exporters, each by its number in the list of public reports."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from policy_factory import mlp, rows, with_elu, with_norm
+
+from quarl_device.errors import CheckFailed
+from quarl_device.flatbuffer import read_graph
+from quarl_export.calibration import CalibrationData, RangeRule
+from quarl_export.checks.op_versions import unknown_operators
+from quarl_export.checks.operators import check_float
+from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.ranges import find_ranges
+from quarl_export.schemes import SchemeOptions, convert
+
+
+def data_of(policy):
+    return CalibrationData.checked(policy.contract, rows(policy, 128), source="test")
+
+
+def with_ranges(policy, **ranges):
+    found = find_ranges(policy, data_of(policy), RangeRule())
+    return dataclasses.replace(policy, ranges={**found, **ranges})
+
+
+def test_row_6_a_range_that_is_still_where_stock_quantizers_start_is_refused():
+    policy = mlp()
+    policy.weights["a/kernel"][:] *= 0.05
+    policy.weights["a/bias"][:] *= 0.05
+    with pytest.raises(CheckFailed, match=r"the range of 'r' \(0, 6\) as stock quantizers start it costs"):
+        build_file(with_ranges(policy, r=(0.0, 6.0)), ExportOptions(), data=data_of(policy))
+
+
+def test_row_6_an_output_stuck_between_0_and_6_is_refused():
+    policy = mlp()
+    policy.weights["q/bias"][:] = 40.0
+    with pytest.raises(CheckFailed, match=r"the range of 'q' \(0, 6\) clips 100% of its values"):
+        build_file(with_ranges(policy, q=(0.0, 6.0)), ExportOptions(), data=data_of(policy))
+
+
+def test_row_8_ranges_of_training_need_no_data_set():
+    built = build_file(with_ranges(mlp()), ExportOptions())
+    assert built.forced == ()
+    assert built.golden_lsb == 0
+    assert built.file.provenance["export"]["ranges"] == {"by": "training"}
+
+
+def test_row_9_dynamic_files_load_in_old_runtimes_unless_asked_otherwise():
+    policy = mlp(hidden=64, inputs=32)
+    old, new = (
+        read_graph(convert(policy, SchemeOptions(scheme="dynamic", per_channel=per_channel)))
+        for per_channel in (False, True)
+    )
+    assert unknown_operators(old, "tflite-2.14") == ()
+    assert [str(found) for found in unknown_operators(new, "tflite-2.14")] == [
+        "FULLY_CONNECTED version 12 (needs TFLite 2.17)"
+    ]
+    assert unknown_operators(new, "litert") == ()
+    ranges = find_ranges(policy, data_of(policy), RangeRule())
+    int8 = read_graph(convert(policy, SchemeOptions(per_channel=True, runtime="tflite-2.14"), ranges=ranges))
+    assert unknown_operators(int8, "tflite-2.14") == ()
+
+
+_CONVERTS = """
+import resource, sys
+sys.path.insert(0, {tests!r})
+from policy_factory import mlp, rows
+from quarl_export.schemes import SchemeOptions, convert
+from quarl_export.pipeline import ExportOptions, build_file
+policy = mlp()
+ranges = dict.fromkeys(policy.graph.range_sites(), (-3.0, 3.0))
+for number in range(10):
+    convert(policy, SchemeOptions(), ranges=ranges)
+    if number == 3:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_row_13_conversions_do_not_pile_up_memory():
+    """Six conversions of a small network, after the first ones; pushes do not convert at all."""
+    from pathlib import Path
+
+    script = _CONVERTS.format(tests=str(Path(__file__).parent))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert int(done.stdout.split()[-1]) < 40, "MiB"
+
+
+def test_row_14_nothing_in_an_int8_file_with_int8_ends_is_float():
+    policy = mlp()
+    graph = read_graph(
+        convert(policy, SchemeOptions(io="int8"), ranges=find_ranges(policy, data_of(policy), RangeRule()))
+    )
+    assert {tensor.dtype for tensor in graph.tensors} == {"int8", "int32"}
+
+
+def test_row_21_a_kept_layer_norm_is_told_as_the_operators_it_becomes():
+    built = build_file(
+        with_elu(), ExportOptions(scheme=SchemeOptions(keep_float=frozenset({"e", "n"}))), data=data_of(with_elu())
+    )
+    (found,) = (result for result in built.checks if result.code == "Q07")
+    assert found.passed
+    assert "ELU" in found.message
+    assert "RSQRT" in found.message or "SQRT" in found.message
+    bare = dataclasses.replace(built.subject, options=SchemeOptions())
+    assert not check_float(bare).passed
+
+
+def test_row_21_a_kept_layer_norm_computes_all_of_itself_in_float():
+    """The converter takes a mean of int8 values in int8, whatever was asked."""
+    policy = with_norm()
+    options = ExportOptions(scheme=SchemeOptions(keep_float=frozenset({"n"})))
+    built = build_file(policy, options, data=data_of(policy))
+    assert (built.golden_lsb, built.judged_lsb) == (0, 0)
+
+
+def test_weights_beyond_int8_are_clipped_nowhere():
+    """Stock quantizers keep the largest weight of the step before; ours is the weights' own."""
+    policy = mlp()
+    policy.weights["a/kernel"][0, 0] = 9.0
+    graph = read_graph(convert(policy, SchemeOptions(), ranges=find_ranges(policy, data_of(policy), RangeRule())))
+    kernels = [t for t in graph.tensors if t.size and t.dtype == "int8" and t.shape == (16, 4)]
+    assert float(kernels[0].quantization.scales[0]) == pytest.approx(9.0 / 127)
+    assert np.abs(graph.constant(kernels[0])).max() == 127

@@ -1,0 +1,79 @@
+"""`quarl-edge bench push | act | schemes` as commands: their JSON, and what they refuse before any work."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quarl_edge.cli import app
+from quarl_edge.scheme_table import SCHEME_COLUMNS
+
+TRAINED = Path(__file__).parent.parent / "data" / "trained"
+
+
+def run(capfd, *words):
+    code = app.run([*map(str, words)])
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def test_bench_push_says_what_it_measured(capfd):
+    code, out, _ = run(capfd, "bench", "push", "--hidden", "8", "--pushes", 5, "--conversions", 1, "--format", "json")
+    assert code == 0
+    said = json.loads(out.splitlines()[-1])
+    assert set(said) >= {"patch_ms_p50", "convert_ms_p50", "ratio", "identical", "audited", "machine"}
+    assert said["identical"] is True
+
+
+def test_bench_act_says_what_it_measured(capfd):
+    code, out, _ = run(capfd, "bench", "act", "--hidden", "8", "--calls", 200, "--format", "json")
+    assert code == 0
+    said = json.loads(out.splitlines()[-1])
+    assert set(said) >= {"act_us_p50", "raw_us_p50", "ratio", "runtime", "float_us_p50", "machine"}
+
+
+@pytest.mark.parametrize("text", ["", "64,", "a", "64;64", "1e3"])
+@pytest.mark.parametrize("command", ["push", "act"])
+def test_sizes_that_are_none_are_one_line(capfd, command, text):
+    code, _, err = run(capfd, "bench", command, "--hidden", text)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "sizes with commas" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "[[source]]"),
+        ("source = 3", "needs name, path and env"),
+        ("[[source]]\nname = 'a'", "needs name, path and env"),
+        ("[[source]]\nname = 'a'\npath = 'b'\nenv = 'c'\nother = 1", "needs name, path and env"),
+        ("\x00", "TOML"),
+    ],
+)
+def test_a_manifest_that_does_not_hold_is_one_line(capfd, tmp_path, content, says):
+    (tmp_path / "sources.toml").write_text(content)
+    code, _, err = run(capfd, "bench", "schemes", tmp_path / "sources.toml")
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_an_unknown_source_is_refused_by_name(capfd):
+    code, _, err = run(capfd, "bench", "schemes", TRAINED / "sources.toml", "--only", "nobody")
+    assert code == 2
+    assert "nobody" in err
+
+
+def test_a_trained_agent_is_played_in_every_scheme(capfd):
+    words = ["bench", "schemes", TRAINED / "sources.toml", "--only", "SB3 DQN", "--episodes", 3, "--format", "json"]
+    code, out, err = run(capfd, *words)
+    assert code == 0, err
+    said = json.loads(out.splitlines()[-1])
+    [row] = said["rows"]
+    assert row["algorithm"] == "dqn"
+    assert list(row["schemes"]) == list(SCHEME_COLUMNS)
+    returns = {scheme: cell["return_mean"] for scheme, cell in row["schemes"].items()}
+    assert returns["float32"] > 400
+    assert returns["int8"] > 0.8 * returns["float32"]
+    assert row["schemes"]["int8"]["bytes"] < row["schemes"]["float32"]["bytes"]

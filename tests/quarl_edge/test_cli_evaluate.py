@@ -1,0 +1,36 @@
+"""`quarl-edge evaluate` shows what the device's evaluation gives, for any head."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quarl_device.evaluate import evaluate
+from quarl_device.policy_file import read_policy_path
+from quarl_edge.cli import main
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.mark.parametrize("name", ["pendulum", "pendulum_gaussian"])
+def test_a_continuous_policy_as_json(name, capsys):
+    path = DATA / f"{name}.tflite"
+    assert main(["evaluate", str(path), "--episodes", "2", "--seed", "5", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    played = evaluate(read_policy_path(path), episodes=2, seed=5)
+    assert shown["returns"] == list(played.returns)
+    assert shown["return_mean"] == pytest.approx(sum(played.returns) / 2)
+    assert (shown["env"], shown["seed"], shown["sha256"]) == ("Pendulum-v1", 5, played.sha256)
+    assert shown["act_us_p50"] > 0
+
+
+def test_a_continuous_policy_as_text(capsys):
+    assert main(["evaluate", str(DATA / "pendulum.tflite"), "--episodes", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "Pendulum-v1" in shown
+    assert "greedy" in shown
+
+
+def test_a_policy_of_another_space_is_one_line(capsys):
+    assert main(["evaluate", str(DATA / "pendulum.tflite"), "--env", "MountainCarContinuous-v0"]) == 22
+    assert capsys.readouterr().err.count("\n") == 1

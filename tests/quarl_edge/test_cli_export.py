@@ -1,0 +1,138 @@
+"""`quarl-edge export` from sources that are no runs: options, calibration, checks, refusals."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy_path
+from quarl_edge.cli import main
+
+ZIP = Path(__file__).parents[1] / "data" / "sb3" / "dqn_cartpole.zip"
+
+
+def run(capsys, *words):
+    """Return exit code, the last JSON object on stdout, and stderr."""
+    code = main(["export", *map(str, words), "--format", "json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out.strip().splitlines()[-1]), err
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recorded") / "rows.npz"
+    rng = np.random.default_rng(0)
+    np.savez(path, observation=(rng.normal(size=(400, 4)) * [1.0, 1.0, 0.1, 1.0]).astype(np.float32))
+    return path
+
+
+def test_a_zip_by_playing_its_environment(tmp_path, capsys):
+    model = tmp_path / "model.tflite"
+    code, told, _ = run(capsys, model, "--from", ZIP, "--env", "CartPole-v1", "--steps", 200)
+    assert code == 0
+    assert {"model", "bytes", "sha256", "scheme", "env", "golden_vectors", "max_lsb_error"} <= set(told)
+    assert (told["scheme"], told["env"], told["max_lsb_error"], told["forced"]) == ("int8", "CartPole-v1", 0, [])
+    assert [check["code"] for check in told["checks"]] == [f"Q{n:02}" for n in range(1, 13)]
+    file = read_policy_path(model)
+    assert file.provenance["export"]["ranges"]["observations"].startswith("200 steps of CartPole-v1")
+    Policy.load(file)
+
+
+def test_options_reach_the_file(tmp_path, capsys, recorded):
+    model = tmp_path / "model.tflite"
+    code, told, _ = run(
+        capsys, model, "--from", ZIP, "--calibrate", recorded, "--io", "uint8", "--per-channel",
+        "--range", "percentile", "--percentile", "99.5", "--runtime", "tflite-2.14", "--keep-float", "nothing",
+    )  # fmt: skip
+    assert code == 2
+    assert "nothing" in told["error"]["message"]
+    code, told, _ = run(
+        capsys, model, "--from", ZIP, "--calibrate", recorded, "--io", "uint8", "--per-channel",
+        "--range", "percentile", "--percentile", "99.5", "--runtime", "tflite-2.14",
+    )  # fmt: skip
+    assert code == 0
+    made = read_policy_path(model).provenance["export"]
+    assert (made["io"], made["per_channel"], made["runtime"]) == ("uint8", True, "tflite-2.14")
+    assert made["ranges"] == {"by": "percentile", "observations": "npz rows.npz", "rows": 300, "percentile": 99.5}
+
+
+def test_a_page_and_an_edge_tpu_verdict_beside_the_file(tmp_path, capsys, recorded, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    code, told, _ = run(
+        capsys, tmp_path / "m.tflite", "--from", ZIP, "--calibrate", recorded, "--report", tmp_path / "page",
+        "--edge-tpu", "--io", "int8",
+    )  # fmt: skip
+    assert code == 0
+    assert Path(told["report"]).read_text().startswith("<!")
+    assert told["edge_tpu"]["compiler"] is None
+    assert isinstance(told["edge_tpu"]["compatible"], bool)
+
+
+def test_a_float_file_needs_no_calibration(tmp_path, capsys):
+    code, told, _ = run(capsys, tmp_path / "m.tflite", "--from", ZIP, "--scheme", "float16")
+    assert (code, told["scheme"], told["max_lsb_error"]) == (0, "float16", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--scheme", "int4"], 2, "int4"),
+        (["--range", "entropy"], 2, "entropy"),
+        (["--io", "int8", "--scheme", "dynamic"], 2, "float32 ends"),
+        ([], 2, "needs observations"),
+        (["--calibrate", "env"], 2, "names no environment"),
+        (["--calibrate", "missing.npz"], 2, "no such file"),
+        (["--calibrate", str(ZIP.parent)], 2, "no recorded observations"),
+        (["--env", "CartPole-v99"], 20, "CartPole-v99"),
+        (["--head", "policy"], 2, "policy"),
+    ],
+)
+def test_wrong_usage_is_one_line(tmp_path, capsys, words, code, says):
+    found, told, err = run(capsys, tmp_path / "m.tflite", "--from", ZIP, *words)
+    assert found == code
+    assert says in told["error"]["message"]
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_calibration_that_does_not_fit_is_refused(tmp_path, capsys):
+    cases = {
+        "shape": np.zeros((5, 3)),
+        "nan": np.full((5, 4), np.nan),
+        "one": np.zeros((1, 4)),
+        "empty": np.zeros((0, 4)),
+    }
+    for name, array in cases.items():
+        np.savez(tmp_path / f"{name}.npz", observation=array)
+        code, told, _ = run(
+            capsys, tmp_path / "m.tflite", "--from", ZIP, "--calibrate", tmp_path / f"{name}.npz"
+        )  # fmt: skip
+        assert code == (15 if name == "nan" else 2), told
+    assert not (tmp_path / "m.tflite").exists()
+
+
+def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys):
+    """One dimension of the held-out rows leaves what was calibrated with."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(400, 4)).astype(np.float32)
+    rows[3::4, 1] = 30.0
+    np.savez(tmp_path / "rows.npz", observation=rows)
+    model = tmp_path / "m.tflite"
+    words = (model, "--from", ZIP, "--calibrate", tmp_path / "rows.npz")
+    code, told, _ = run(capsys, *words)
+    assert code == 19
+    assert "Q03 saturation: observation 'observation'[1]" in told["error"]["message"]
+    assert "Q03" in [entry["code"] for entry in told["checks"] if not entry["passed"]]
+    assert not model.exists()
+    code, told, _ = run(capsys, *words, "--force")
+    assert code == 0
+    assert "Q03" in told["forced"]
+    assert "Q03" in read_policy_path(model).provenance["forced"]
+
+
+def test_the_text_form_names_every_check(tmp_path, capsys, recorded):
+    assert main(["export", str(tmp_path / "m.tflite"), "--from", str(ZIP), "--calibrate", str(recorded)]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("Q01 finite", "Q12 loads", "golden vectors", "quarl-edge evaluate"))

@@ -1,0 +1,83 @@
+"""What a resume may change, and what it says when it may not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from quarl_device.errors import CheckpointError, UsageError
+from quarl_edge.cli.resume import next_budget, resumed_config, steps_done
+from quarl_edge.config import make_config
+from quarl_edge.runs import RunDirectory
+
+CONFIG = make_config("CartPole-v1", settings=["steps=1200", "evaluate_period_pushes=2"])
+NOTHING = {"env": "", "algorithm": "", "preset": "", "asked": {}, "settings": []}
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDirectory.create(CONFIG, path=tmp_path / "r")
+    (run.checkpoints / "ckpt-000000000832").mkdir(parents=True)
+    (run.checkpoints / "ckpt-000000001216").mkdir()
+    return run
+
+
+def resumed(run, **said):
+    return resumed_config(run, **{**NOTHING, **said})
+
+
+def test_budget_and_actors_may_change(run):
+    assert resumed(run, asked={"steps": 2000, "actors": 1}) == CONFIG.replace(steps=2000, actors=1)
+    assert resumed(run, settings=["steps=2000", "actors=0"]) == CONFIG.replace(steps=2000, actors=0)
+
+
+def test_what_the_run_has_anyway_may_be_said_again(run):
+    said = {"env": "CartPole-v1", "algorithm": "dqn", "settings": ["hidden=64,64"]}
+    assert resumed(run, asked={"steps": 2000, "seed": 0}, **said) == CONFIG.replace(steps=2000)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"env": "Acrobot-v1"}, r"env_id = Acrobot-v1, but the run .*r has env_id = CartPole-v1"),
+        ({"algorithm": "ppo"}, r"--algorithm ppo .* has algorithm = dqn"),
+        ({"preset": "Acrobot-v1"}, r"--preset Acrobot-v1 asks for hidden = 128,128, but .* hidden = 64,64"),
+        ({"preset": "CartPole-v1"}, r"evaluate_period_pushes = 8, but .* = 2"),
+        ({"preset": "CartPol-v1"}, "did you mean 'CartPole-v1'"),
+        ({"settings": ["hidden=32"]}, r"--set hidden asks for hidden = 32, but .* 64,64"),
+        ({"settings": ["goal_return=none"]}, r"goal_return = none, but .* = 475"),
+        ({"asked": {"seed": 3}}, r"--seed asks for seed = 3, but .* seed = 0"),
+        ({"asked": {"envs_per_actor": 4}}, r"--envs-per-actor asks for .* = 4, but .* = 1"),
+        ({"asked": {"lockstep": True, "actors": 1}}, r"lockstep = True, but .* = False"),
+    ],
+)
+def test_a_contradiction_names_both_values(run, said, message):
+    asked = {"steps": 2000, **said.pop("asked", {})}
+    with pytest.raises(UsageError, match=message):
+        resumed(run, asked=asked, **said)
+
+
+def test_a_budget_that_is_used_up_says_what_makes_sense(run):
+    with pytest.raises(UsageError, match=r"has done 1,216 steps, and --steps 1,000 .*all sessions.*\(--steps 2400\)"):
+        resumed(run, asked={"steps": 1000})
+    with pytest.raises(UsageError, match=r"has done 1,216 steps, and its budget of 1,200 .*\(--steps 2400\)"):
+        resumed(run)
+
+
+@pytest.mark.parametrize(("done", "usual", "wanted"), [(0, 100, 100), (99, 100, 100), (100, 100, 200), (350, 100, 400)])
+def test_the_next_budget_leaves_something_to_do(done, usual, wanted):
+    assert next_budget(done, usual) == wanted
+
+
+def test_without_a_checkpoint(tmp_path):
+    run = RunDirectory.create(CONFIG, path=tmp_path / "r")
+    with pytest.raises(CheckpointError, match=r"no checkpoint to resume from .*quarl-edge train CartPole-v1"):
+        steps_done(run)
+
+
+def test_a_run_that_cannot_be_written_is_named(run, monkeypatch):
+    run.check_writable()
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != run.checkpoints)
+    with pytest.raises(UsageError, match=r"no permission in .*checkpoints"):
+        run.check_writable()

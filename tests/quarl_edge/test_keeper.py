@@ -1,0 +1,110 @@
+"""What a run keeps: the best judged policy, even where the disk refuses for a while."""
+
+import contextlib
+import json
+from types import SimpleNamespace
+
+import pytest
+from learner_factory import CONTRACT, batch, policy
+
+from quarl_device.errors import CheckpointError, JournalError
+from quarl_device.evaluate import Evaluation
+from quarl_edge.learner import keeper as module
+from quarl_edge.learner.keeper import Keeper, better, kept_judgement
+from quarl_edge.local.evaluator import Judged
+from quarl_edge.runs import RunDirectory
+
+
+class Ingest:
+    """A journal that may refuse."""
+
+    fault = None
+
+    def sync(self):
+        if self.fault is not None:
+            raise self.fault
+
+    @contextlib.contextmanager
+    def paused(self):
+        yield SimpleNamespace(journal_position=0, env_steps=7, samples=3)
+
+
+@pytest.fixture
+def made(tmp_path):
+    network = policy()
+    keeper = Keeper(
+        RunDirectory(tmp_path), spec=network.spec, contract=CONTRACT,
+        golden_observations={"observation": batch().observation[0]}, ingest=Ingest(),
+        replay=SimpleNamespace(random_state=dict), epoch=1, seed=0,
+    )  # fmt: skip
+    snapshot = network.snapshot()
+    return keeper, lambda version: SimpleNamespace(version=version, env_steps=version, sha256="", snapshot=snapshot)
+
+
+def judged(mean, version=1):
+    return Judged(
+        version=version, env_steps=version,
+        result=Evaluation(
+            env_id="CartPole-v1", episodes=2, seed=0, returns=(mean, mean), return_mean=mean, return_std=0.0,
+            runtime="double", sha256="", act_us_p50=1.0, steps=1,
+        ),
+    )  # fmt: skip
+
+
+def version_on_disk(path):
+    return json.loads((path / "policy" / "policy.json").read_text())["provenance"]["policy_version"]
+
+
+def test_only_a_better_policy_replaces_the_one_that_is_kept(made, tmp_path):
+    keeper, pushed = made
+    for version, mean in enumerate([5.0, 9.0, 7.0, 9.0], start=1):
+        keeper.consider(judged(mean, version), pushed(version))
+    assert keeper.best == judged(9.0, 2)
+    assert version_on_disk(tmp_path) == 2
+    assert kept_judgement(tmp_path / "policy") == judged(9.0, 2)
+
+
+def test_a_disk_that_refuses_is_tried_again_and_said_once(made, tmp_path, monkeypatch, caplog):
+    keeper, pushed = made
+    real = module.save_policy
+
+    def refuse(*_, **__):
+        raise CheckpointError("policy checkpoint cannot be written: No space left on device")
+
+    monkeypatch.setattr(module, "save_policy", refuse)
+    keeper.consider(judged(5.0), pushed(1))
+    keeper.consider(judged(6.0, 2), pushed(2))
+    keeper.sync()
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+    assert keeper.best == judged(6.0, 2)
+    with pytest.raises(CheckpointError):
+        keeper.finish()
+    monkeypatch.setattr(module, "save_policy", real)
+    keeper.sync()
+    assert version_on_disk(tmp_path) == 2
+    keeper.finish()
+
+
+def test_a_journal_that_cannot_be_synced_ends_nothing(made, caplog):
+    keeper, _ = made
+    keeper._ingest.fault = JournalError("journal cannot be written")
+    keeper.sync()
+    keeper.sync()
+    assert len(caplog.records) == 1
+
+
+def test_a_damaged_policy_on_disk_is_no_reason_not_to_resume(made, tmp_path):
+    keeper, pushed = made
+    assert kept_judgement(tmp_path / "policy") is None
+    keeper.consider(judged(5.0), pushed(1))
+    (tmp_path / "policy" / "policy.json").write_text("{")
+    assert kept_judgement(tmp_path / "policy") is None
+
+
+def test_the_better_of_two():
+    low, high = judged(1.0), judged(2.0)
+    assert better(None, None) is None
+    assert better(low, None) == better(None, low) == low
+    assert better(low, high) == better(high, low) == high
+    assert better(low, judged(1.0, 9)) == low
