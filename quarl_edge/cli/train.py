@@ -182,6 +182,7 @@ def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult) 
         "updates": result.updates,
         "session_updates": result.session_updates,
         "pushes": result.pushes,
+        "pushes_held_back": result.pushes_held_back,
         "train_s": result.train_s,
         "prepare_ms_p50": result.prepare_ms_p50,
         "push_ms_p50": result.push_ms_p50,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from quarl_edge.learner.gate import PushGate
 from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.learner.result import StopReason, TrainResult
@@ -21,6 +22,7 @@ class SessionAccount:
     Args:
         parts: of the loop; only read.
         progression: of the loop; only read.
+        gate: of the loop; only read.
 
     Attributes:
         judged: the last judgement, `None` before the first.
@@ -28,8 +30,9 @@ class SessionAccount:
         pushes: policies that went out.
     """
 
-    def __init__(self, parts: Parts, progression: Progression) -> None:
+    def __init__(self, parts: Parts, progression: Progression, gate: PushGate) -> None:
         self._parts = parts
+        self._gate = gate
         self._progression = progression
         self._first_env_steps = parts.env_steps()
         self._first_updates = progression.updates
@@ -99,6 +102,10 @@ class SessionAccount:
         scalars["rate/updates_per_s"] = (self._progression.updates - self._first_updates) / elapsed
         scalars["rate/samples_per_insert"] = self._samples_per_insert()
         scalars["actors/online"] = float(actors)
+        scalars["ranges/pushes_held_back"] = float(self._gate.held_back)
+        if self._gate.health is not None:
+            scalars["ranges/bits_lost"] = self._gate.health.bits_lost
+            scalars["ranges/clipped_share"] = self._gate.health.clipped_share
         scalars["actors/epsilon"] = self._parts.config.epsilon(env_steps)
         self._parts.metrics.write(env_steps, scalars)
 
@@ -123,6 +130,7 @@ class SessionAccount:
             updates=self._progression.updates,
             session_updates=self._progression.updates - self._first_updates,
             pushes=self.pushes,
+            pushes_held_back=self._gate.held_back,
             train_s=train_s,
             actor_steps_per_s=(self._last_update_env_steps - self._first_env_steps) / max(train_s, 1e-9),
             prepare_ms_p50=float(np.median(self._prepare_ms)) if self._prepare_ms else None,

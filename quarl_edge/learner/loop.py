@@ -12,6 +12,7 @@ import time
 from quarl_device.errors import ActorFailed, ModelError, NonFiniteError, QuarlError, TrainingStalled
 from quarl_device.wire.push import Exploration
 from quarl_edge.learner.account import SessionAccount
+from quarl_edge.learner.gate import PushGate
 from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.learner.result import StopReason, TrainResult
@@ -36,7 +37,8 @@ class TrainingLoop:
         self._parts = parts
         self._progression = progression
         self._config = parts.config
-        self._account = SessionAccount(parts, progression)
+        self._gate = PushGate(parts.replay)
+        self._account = SessionAccount(parts, progression, self._gate)
         self._samples_per_call = parts.config.updates_per_call * parts.config.batch_size
         self._last_publish_s = 0.0
         self._audit_owed = False
@@ -88,8 +90,9 @@ class TrainingLoop:
             if self._learn():
                 if self._progression.updates - self._last_push_updates >= self._config.push_period_updates:
                     pushed = self._prepare()
-                    self._publish(pushed)
-                    self._submit_judge(pushed)
+                    if self._gate.passes(pushed.snapshot, updates=self._progression.updates):
+                        self._publish(pushed)
+                        self._submit_judge(pushed)
             else:
                 arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
                 self._check_stalled()
@@ -108,6 +111,7 @@ class TrainingLoop:
             if (reason := self._stop_reason()) is not None:
                 return reason
             before = self._parts.env_steps()
+            self._gate.judge(pushed.snapshot, updates=self._progression.updates)
             self._publish(pushed)
             if not self._await_block(before):
                 # The round is made again after a resume, from the last checkpoint.

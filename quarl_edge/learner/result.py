@@ -27,6 +27,7 @@ class TrainResult:
         updates: gradient steps, over all sessions.
         session_updates: of these, in this session.
         pushes: policies published in this session.
+        pushes_held_back: policies whose int8 ranges did not fit the network yet.
         train_s: first push (before the first environment step) to the last update, everything included.
         actor_steps_per_s: environment steps of this session up to its last update, over `train_s`.
         prepare_ms_p50: variables read to signed bytes, median over this session's pushes; `None` without any.
@@ -50,6 +51,7 @@ class TrainResult:
     updates: int
     session_updates: int
     pushes: int
+    pushes_held_back: int = 0
     train_s: float
     actor_steps_per_s: float = 0.0
     prepare_ms_p50: float | None

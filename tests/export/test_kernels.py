@@ -143,6 +143,6 @@ def test_nan_and_inf_are_named(per_channel, bad):
 
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_weights_beyond_float32_arithmetic_are_refused(per_channel):
+    options = QuantizationOptions(per_channel=per_channel)
     with pytest.raises(PatchError, match="weights"):
-        options = QuantizationOptions(per_channel=per_channel)
         layer_scales(DENSE, random_kernel(4, 3) * np.float32(1e35), None, 0.1, options=options)

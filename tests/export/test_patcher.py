@@ -18,7 +18,7 @@ from quarl_export.converter import convert, convert_snapshot
 from quarl_export.graph import view
 from quarl_export.patcher import Patcher
 from quarl_export.qat_graph import snapshot_values, values_snapshot
-from quarl_export.snapshot import PolicySnapshot, for_export
+from quarl_export.snapshot import PolicySnapshot, for_export, initial_snapshot
 
 _PATCHERS: dict[object, Patcher] = {}
 # Shrinking would convert for minutes, and every example is small already.
@@ -79,7 +79,7 @@ def shaped(snapshot: PolicySnapshot, kind: str) -> PolicySnapshot:
 @example(shape=((8, 5), 4, 2, True), kind="tiny", center_q=False, seed=5)
 @example(shape=((8, 5), 4, 2, True), kind="floors", center_q=False, seed=6)
 @example(shape=((1,), 1, 1, False), kind="symmetric ranges", center_q=False, seed=7)
-@settings(max_examples=3, deadline=None, phases=_PHASES, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1, deadline=None, phases=_PHASES, suppress_health_check=[HealthCheck.too_slow])
 def test_patched_file_is_the_converted_file(shape, kind, center_q, seed):
     hidden, inputs, actions, normalized = shape
     # One action, centred, is a network of zeros; between such constants the converter picks scales at will.
@@ -97,7 +97,7 @@ def test_patched_file_is_the_converted_file(shape, kind, center_q, seed):
     actions=st.integers(1, 12),
     normalized=st.booleans(),
 )
-@settings(max_examples=2, deadline=None, phases=_PHASES, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1, deadline=None, phases=_PHASES, suppress_health_check=[HealthCheck.too_slow])
 def test_any_architecture_has_a_template(hidden, inputs, actions, normalized):
     """`build` itself converts a second fingerprint and compares."""
     spec = make_spec(hidden=tuple(hidden), inputs=inputs, actions=actions)
@@ -208,3 +208,12 @@ def test_patching_is_far_faster_than_converting(policy, spec):
         patcher.patch(snapshot)
         times.append(time.perf_counter() - start)
     assert converting > 100 * min(times)
+
+
+@pytest.mark.parametrize("center_q", [False, True])
+def test_the_very_first_snapshot_of_a_run_is_patched_as_it_is_converted(center_q):
+    """Its ranges are exactly symmetric: the zero point lies on a rounding tie."""
+    spec = make_spec(hidden=(6,), center_q=center_q)
+    snapshot = initial_snapshot(spec, seed=0, normalized=True)
+    patched = Patcher.build(spec, normalized=True, verify=False).patch(snapshot)
+    assert difference(patched, convert_snapshot(spec, for_export(spec, snapshot))) == ""

@@ -1,0 +1,88 @@
+"""How well the ranges of a network in training fit what flows through it: logged, and a gate for pushes.
+
+A range that training has not set yet, that is far wider than its values (bits that nothing uses), or that clips many of
+them makes an int8 file that acts unlike its network. The measure runs a few recent observations through the float
+weights in numpy: well under a millisecond for small networks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_export.quantizers import MIN_ACTIVATION_RANGE
+from quarl_export.snapshot import PolicySnapshot
+
+Float32 = NDArray[np.float32]
+
+MAX_BITS_LOST = 3.0
+MAX_CLIPPED_SHARE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeHealth:
+    """Fit of all ranges of one snapshot; the head's is set from recent outputs at every push and is not judged.
+
+    Attributes:
+        bits_lost: most of the 8 bits that any site leaves unused.
+        clipped_share: largest share of values that any site clips.
+        faults: what is wrong, in words; empty where nothing is.
+    """
+
+    bits_lost: float
+    clipped_share: float
+    faults: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a file of this snapshot can be trusted."""
+        return not self.faults
+
+
+def range_health(snapshot: PolicySnapshot, observations: Float32) -> RangeHealth:
+    """Judge the ranges of `snapshot`.
+
+    Args:
+        snapshot: a network in training.
+        observations: float32 ``[rows, inputs]``, recent, as the environment gives them.
+    """
+    lost, clipped, faults = 0.0, 0.0, []
+    for site, values in enumerate(_site_values(snapshot, observations)):
+        low, high = snapshot.ranges[site].tolist()
+        name = "the input" if site == 0 else f"hidden layer {site}"
+        if snapshot.range_updates[site] == 0:
+            faults.append(f"the range of {name} was never set")
+            continue
+        if high - low <= MIN_ACTIVATION_RANGE:
+            # Whatever does not move has no range to fit; a layer that died is for other measures to find.
+            continue
+        # Half a step outside still rounds to the last one.
+        slack = (high - low) / 510.0
+        share = float(((values < low - slack) | (values > high + slack)).mean())
+        bits = _bits_lost(low, high, values)
+        lost, clipped = max(lost, bits), max(clipped, share)
+        if share > MAX_CLIPPED_SHARE:
+            faults.append(f"the range of {name} clips {share:.0%} of its values")
+        if bits > MAX_BITS_LOST:
+            faults.append(f"the range of {name} leaves {bits:.1f} of 8 bits unused")
+    return RangeHealth(bits_lost=lost, clipped_share=clipped, faults=tuple(faults))
+
+
+def _site_values(snapshot: PolicySnapshot, observations: Float32) -> list[Float32]:
+    """Return what flows through every site: the normalised input, then each hidden layer's output."""
+    values = observations
+    if snapshot.offset is not None and snapshot.scale is not None:
+        values = (values - snapshot.offset) * snapshot.scale
+    sites = [values]
+    for kernel, bias in zip(snapshot.kernels[:-1], snapshot.biases[:-1], strict=True):
+        values = np.maximum(values @ kernel + bias, np.float32(0))
+        sites.append(values)
+    return sites
+
+
+def _bits_lost(low: float, high: float, values: Float32) -> float:
+    used = max(float(values.max()), 0.0) - min(float(values.min()), 0.0)
+    return max(0.0, math.log2((high - low) / used)) if used > 0.0 else 0.0

@@ -1,0 +1,59 @@
+"""Holds back pushes whose int8 ranges do not fit the network yet."""
+
+from __future__ import annotations
+
+import logging
+
+from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_export.range_health import RangeHealth, range_health
+from quarl_export.snapshot import PolicySnapshot
+
+_LOG = logging.getLogger(__name__)
+_OBSERVATIONS = 64
+MAX_HELD_BACK = 16
+
+
+class PushGate:
+    """Judges a snapshot on recent observations before it goes out.
+
+    Before anything was learned there is nothing to judge, and never more than `MAX_HELD_BACK` pushes in a row are held
+    back: an old policy in the field is worse than an imprecise one.
+
+    Args:
+        replay: gives the observations.
+
+    Attributes:
+        health: of the last snapshot that was judged, `None` before the first.
+        held_back: pushes that did not go out.
+    """
+
+    def __init__(self, replay: ReplayBuffer) -> None:
+        self._replay = replay
+        self._in_a_row = 0
+        self.health: RangeHealth | None = None
+        self.held_back = 0
+
+    def passes(self, snapshot: PolicySnapshot, *, updates: int) -> bool:
+        """Say whether `snapshot` may go out.
+
+        Args:
+            snapshot: what would be pushed.
+            updates: gradient steps behind it.
+        """
+        health = self.judge(snapshot, updates=updates)
+        if health is None or health.healthy:
+            self._in_a_row = 0
+            return True
+        if self._in_a_row >= MAX_HELD_BACK:
+            _LOG.warning("a policy goes out although %s", health.faults[0])
+            self._in_a_row = 0
+            return True
+        self._in_a_row += 1
+        self.held_back += 1
+        return False
+
+    def judge(self, snapshot: PolicySnapshot, *, updates: int) -> RangeHealth | None:
+        """Measure `snapshot` without holding it back (lockstep, whose turns cannot be left out)."""
+        if updates and len(self._replay):
+            self.health = range_health(snapshot, self._replay.recent_observations(_OBSERVATIONS))
+        return self.health
