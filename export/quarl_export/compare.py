@@ -21,8 +21,9 @@ def difference(patched: bytes, converted: bytes) -> str:
 
     Names, metadata, the order of tensors, and constants that are shared in one file and separate in the other do not
     count. Nor does what the converter makes of particular values and a template cannot: it leaves out a bias of zeros,
-    a subtraction of zeros, a multiplication by ones, and all but one of operators that compute the same; and a kernel
-    that two layers share gets a scale per channel, which is no difference where those are all the same.
+    a subtraction of zeros, a multiplication by ones, a change of grid that changes nothing, and all but one of
+    operators that compute the same; and a kernel that two layers share gets a scale per channel, which is no
+    difference where those are all the same.
     """
     left, right = view(patched), view(converted)
     rows, others = _rows(left), _rows(right)
@@ -59,6 +60,9 @@ def _rows(graph: GraphView) -> list[tuple[Any, ...]]:
 
 
 def _is_neutral(graph: GraphView, operator: OperatorView) -> bool:
+    if operator.name == "QUANTIZE":  # from one grid to the same: ranges that happen to be equal
+        source, result = (_describe(graph.tensors[i[0]], 0) for i in (operator.inputs, operator.outputs))
+        return source == result
     if operator.name not in _NEUTRAL or operator.activation:
         return False
     constant = graph.tensors[operator.inputs[1]].data

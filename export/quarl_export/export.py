@@ -105,7 +105,9 @@ def export_policy(
     file = read_policy(int8_bytes(policy))
     errors = _parity(policy, file)
     # Ranges that training has not set yet are the checks' to refuse.
-    built = build_file(_with_all_ranges(source, policy), options, data=data, complete=file)
+    sites = source.graph.range_sites()[:-1]
+    unset = frozenset(site for site, seen in zip(sites, policy.snapshot.range_updates, strict=True) if not seen)
+    built = build_file(_with_all_ranges(source, policy), options, data=data, complete=file, unset=unset)
     return _write(built, model, errors=errors)
 
 

@@ -115,6 +115,7 @@ def build_file(
     *,
     data: CalibrationData | None = None,
     complete: PolicyFile | None = None,
+    unset: frozenset[str] = frozenset(),
 ) -> BuiltFile:
     """Return the complete file of `source` with every check's answer.
 
@@ -123,6 +124,7 @@ def build_file(
         options: how.
         data: recorded observations: three quarters to calibrate with, where that is needed, the rest to judge by.
         complete: a run's own file, made by patching, of the same ranges; only checked here. Default: made here.
+        unset: sites whose ranges `complete` has from no training.
 
     Raises:
         CheckFailed: a check did not pass, and `options` does not force it.
@@ -142,6 +144,8 @@ def build_file(
         observations=judged.rows,
         judged_on=judged.title,
         recorded=judged.recorded,
+        judged_by_returns=complete is not None,
+        unset=unset,
         min_weight_range=_MIN_CONVERTED_RANGE if complete is None else MIN_WEIGHT_RANGE,
     )
     checks = checks_before(subject)

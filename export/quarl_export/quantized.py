@@ -171,17 +171,22 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         gridded: dict[str, Any] = {}
         """What int8 layers read."""
         for item, tensor in zip(graph.inputs, inputs, strict=True):
-            self._store(item.key, self._normalized(item.key, tensor), exact, gridded)
+            if item.key in self._plan.live:
+                self._store(item.key, self._normalized(item.key, tensor), exact, gridded)
         for layer in graph.layers:
-            source = exact if layer.name in floats else gridded
-            result = _RUN[layer.kind](layer, [source[name] for name in layer.inputs], self._arrays(layer))
+            if layer.name not in self._plan.live:
+                continue
+            operands = [(exact if layer.name in floats else gridded)[name] for name in layer.inputs]
+            if layer.name in floats and self._plan.is_drawn_to_int8(layer):
+                operands = [_opaque(operand) for operand in operands]
+            result = _RUN[layer.kind](layer, operands, self._arrays(layer))
             self._store(layer.name, result, exact, gridded)
         return [exact[name] for name in graph.outputs.values()]
 
     def _store(self, name: str, tensor: Any, exact: dict[str, Any], gridded: dict[str, Any]) -> None:
         carrier, entry = self._plan.carrier(name), self._plan.entry(name)
         exact[name] = tensor if carrier is None else self._on_grid(tensor, carrier)
-        gridded[name] = exact[name] if entry is None else self._on_grid(_kept_float(tensor), entry)
+        gridded[name] = exact[name] if entry is None else self._on_grid(tensor, entry)
 
     def _on_grid(self, tensor: Any, site: str) -> Any:
         plan, (_, ranges, _) = self._plan, self._policy
@@ -202,7 +207,7 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
             tensor = tf.maximum(tf.minimum(tensor, bound), -bound)
         tensor = tensor * scale
         # A float layer would take the constants into its weights, where a push cannot find them.
-        return _kept_float(tensor) if self._plan.carrier(key) is None else tensor
+        return _opaque(tensor) if self._plan.carrier(key) is None else tensor
 
     def _arrays(self, layer: Layer) -> list[Any]:
         (names,), (_, _, limits) = self._names, self._policy
@@ -215,11 +220,11 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         return arrays
 
 
-def _kept_float(tensor: Any) -> Any:
+def _opaque(tensor: Any) -> Any:
     """Return `tensor`, but for one bit of its negative values, so that the converter cannot see through it.
 
-    It makes int8 of every operator between int8 inputs and a fake quant. A leaky ReLU that leaks everything in between
-    keeps the operator in float; true identities are optimized away.
+    What reads a leaky ReLU that leaks everything does not read int8, and stays in float; true identities are optimized
+    away.
     """
     return tf.nn.leaky_relu(tensor, alpha=float(np.nextafter(np.float32(1), np.float32(0))))
 
@@ -228,7 +233,7 @@ def _limits(plan: RangePlan, weights: Mapping[str, Float32], ranges: Mapping[str
     """Return the largest magnitude of every kernel that has one scale, by layer."""
     quantizations, limits = plan.quantizations(ranges), {}
     for layer in plan.graph.layers:
-        if layer.kind in WEIGHTED and layer.name not in plan.floats:
+        if layer.kind in WEIGHTED and layer.name in plan.live and layer.name not in plan.floats:
             site = plan.read_as(layer.inputs[0])
             bias = weights.get(f"{layer.name}/bias")
             scales = layer_scales(
@@ -248,7 +253,7 @@ def snapped_weights(plan: RangePlan, values: PolicyValues) -> dict[str, Float32]
     quantizations = plan.quantizations(plan.effective(values.ranges))
     weights = dict(values.weights)
     for layer in plan.graph.layers:
-        if layer.kind in WEIGHTED and layer.name not in plan.floats:
+        if layer.kind in WEIGHTED and layer.name in plan.live and layer.name not in plan.floats:
             kernel, bias = f"{layer.name}/kernel", f"{layer.name}/bias"
             scale = quantizations[str(plan.read_as(layer.inputs[0]))].scale
             weights[kernel], found = snapped(layer, weights[kernel], weights.get(bias), scale, options=plan.options)

@@ -17,7 +17,7 @@ import numpy as np
 from quarl_device.contract import Normalizer
 from quarl_device.errors import NonFiniteError, UsageError
 from quarl_export.arithmetic import Quantization, activation_quantization, relu_quantization
-from quarl_export.ir.layers import FLOAT_ONLY, FUSED_ACTIVATIONS
+from quarl_export.ir.layers import FLOAT_ONLY, FUSED_ACTIVATIONS, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, SAME_RANGE, PolicyGraph
 
 Range = tuple[float, float]
@@ -92,7 +92,7 @@ class RangePlan:
                 raise UsageError(
                     f"layer {layer.name!r} ({layer.kind}) has no int8 form", hint=f"keep it in float: {layer.name}"
                 )
-        ends = [*(item.key for item in self.graph.inputs), *self.graph.outputs.values()]
+        ends = [*(item.key for item in self.graph.inputs if item.key in self.live), *self.graph.outputs.values()]
         bare = [name for name in ends if self.carrier(name) is None]
         if bare and self.options.io != "float32":
             raise UsageError(f"{bare[0]!r} stays in float, so the file's ends cannot be {self.options.io}")
@@ -101,6 +101,15 @@ class RangePlan:
     def floats(self) -> frozenset[str]:
         """Layers that stay in float."""
         return self.graph.float_layers(self.options.keep_float)
+
+    @cached_property
+    def live(self) -> frozenset[str]:
+        """Inputs and layers that an output depends on; the converter drops the others."""
+        found = set(self.graph.outputs.values())
+        for layer in reversed(self.graph.layers):
+            if layer.name in found:
+                found.update(layer.inputs)
+        return frozenset(found)
 
     def carrier(self, name: str) -> str | None:
         """Return the site whose range the tensor `name` carries, its own name if it is fixed; `None` for float."""
@@ -128,9 +137,24 @@ class RangePlan:
     @cached_property
     def sites(self) -> tuple[str, ...]:
         """The sites whose ranges matter, in graph order."""
-        used = {site for site in self._carriers.values() if site is not None and not self.is_fixed(site)}
-        used |= {site for name in self.floats if (site := self.entry(name)) is not None}
+        carried = {site for name, site in self._carriers.items() if name in self.live}
+        used = {site for site in carried if site is not None and not self.is_fixed(site)}
+        used |= {site for name in self.floats & self.live if (site := self.entry(name)) is not None}
         return tuple(site for site in self.graph.range_sites(keep_float=self.options.keep_float) if site in used)
+
+    def is_drawn_to_int8(self, layer: Layer) -> bool:
+        """Whether the converter would make int8 of the float layer `layer`.
+
+        It does so with what has int8 on both sides, and with kernels that fix their output's range.
+        """
+        if all(self.carrier(name) is None for name in layer.inputs):
+            return False
+        return layer.kind in FIXED_RANGES or self._returns(layer.name)
+
+    def _returns(self, name: str) -> bool:
+        """Whether the float tensor `name` is read by int8 layers, directly or through others in float."""
+        readers = self.graph.consumers(name)
+        return any(layer.name not in self.floats or self._returns(layer.name) for layer in readers)
 
     def clips_in_float(self, key: str) -> bool:
         """Whether the input `key` has to be clipped before it is quantized, for lack of a range of its own."""
@@ -162,12 +186,11 @@ class RangePlan:
     def quantizations(self, ranges: Mapping[str, Range]) -> dict[str, Quantization]:
         """Return scale and zero point of every site, and of every fixed one, from `effective` ranges."""
         found = {}
-        for site in dict.fromkeys((*self.sites, *self._carriers.values())):
-            if site is None:
-                continue
-            if self.is_fixed(site):
-                found[site] = activation_quantization(*FIXED_RANGES[self.graph.layer(site).kind])
-            elif self.bits(site) < 8:
+        for layer in self.graph.layers:
+            if layer.name in self.live and layer.kind in FIXED_RANGES:
+                found[layer.name] = activation_quantization(*FIXED_RANGES[layer.kind])
+        for site in self.sites:
+            if self.bits(site) < 8:
                 found[site] = relu_quantization(ranges[site][1], self.bits(site))
             else:
                 found[site] = activation_quantization(*ranges[site])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import numpy as np
@@ -7,12 +8,15 @@ import pytest
 from export_factory import make_contract, observations
 
 import quarl_export.export as module
-from quarl_device.errors import CheckpointError, ModelFileError, NonFiniteError, RunNotFound, SelfTestError
+from quarl_device.errors import CheckFailed, CheckpointError, ModelFileError, NonFiniteError, RunNotFound, SelfTestError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy, read_policy_path
-from quarl_export.checkpoint import save_policy
+from quarl_export.calibration import CalibrationData
+from quarl_export.checkpoint import load_policy, save_policy
 from quarl_export.export import export_policy, float_policy
 from quarl_export.patcher import Patcher
+from quarl_export.pipeline import ExportOptions
+from quarl_export.schemes import SchemeOptions
 
 _BUILT: list[Patcher] = []
 
@@ -133,3 +137,48 @@ def test_a_patched_file_that_differs_is_not_written(tmp_path, checkpoint, monkey
     with pytest.raises(SelfTestError, match="kernel"):
         export_policy(checkpoint, tmp_path / "model.tflite")
     assert not (tmp_path / "model.tflite").exists()
+
+
+def data_of(checkpoint, count=128):
+    return CalibrationData.checked(
+        load_policy(checkpoint).contract, {"observation": observations(count, seed=3)}, source="recorded"
+    )
+
+
+def test_a_run_is_judged_by_what_it_recorded(tmp_path, checkpoint):
+    report = export_policy(checkpoint, tmp_path / "m.tflite", data=data_of(checkpoint))
+    assert [result.code for result in report.checks] == [f"Q{n:02}" for n in range(1, 13)]
+    assert report.forced == ()
+    assert "held-out" in report.checks[8].message
+
+
+@pytest.mark.parametrize(
+    ("options", "by"),
+    [
+        (ExportOptions(scheme=SchemeOptions(per_channel=True, io="int8")), "training"),
+        (ExportOptions(recalibrate=True), "minmax"),
+        (ExportOptions(scheme=SchemeOptions(scheme="float16")), None),
+    ],
+)
+def test_a_run_in_another_form(tmp_path, checkpoint, options, by):
+    report = export_policy(checkpoint, tmp_path / "m.tflite", options=options, data=data_of(checkpoint))
+    file = read_policy_path(report.model)
+    assert file.provenance["export"]["ranges"].get("by") == by
+    assert report.scheme == options.scheme.scheme
+    assert report.max_lsb_error == (None if by is None else 0)
+    Policy.load(file)
+
+
+def test_a_range_that_training_never_set_is_refused(tmp_path, checkpoint, policy):
+    snapshot = policy.snapshot()
+    updates = snapshot.range_updates.copy()
+    updates[1] = 0
+    save_policy(
+        checkpoint,
+        snapshot=dataclasses.replace(snapshot, range_updates=updates),
+        spec=policy.spec,
+        contract=make_contract(policy.spec),
+    )
+    with pytest.raises(CheckFailed, match=r"Q02 ranges: the range of 'hidden_0_relu' was never set"):
+        export_policy(checkpoint, tmp_path / "m.tflite")
+    assert not (tmp_path / "m.tflite").exists()

@@ -152,6 +152,13 @@ def test_a_float_layer_between_int8_layers_stays_in_float():
     np.testing.assert_array_equal(kernels[1].data, policy.weights["dense_2/kernel"].T)
 
 
+def test_a_float_activation_is_not_drawn_to_int8_by_its_fixed_range():
+    _, model = converted(mlp(8, activation="tanh"), keep_float=frozenset({"tanh_1"}))
+    found = view(model)
+    (tanh,) = (operator for operator in found.operators if operator.name == "TANH")
+    assert found.tensors[tanh.inputs[0]].dtype is np.float32
+
+
 def test_a_float_head_is_exact_up_to_its_input():
     policy, model = converted(mlp(8), keep_float=frozenset({"dense_2"}))
     found = view(model)

@@ -252,6 +252,32 @@ def test_layers_that_are_equal_stay_layers():
     assert Template.from_model(policy, verify=False).audit(weights, ranges) == ""
 
 
+def test_what_no_output_depends_on_is_no_part_of_the_file():
+    build = Build(observation=(4,), ignored=(3,))
+    head = build.dense(build.dense("observation", 5, "relu"), 2)
+    build.dense("ignored", 3, "tanh")
+    graph = build.graph({"action": head})
+    policy = make_policy(graph, normalizer=normalizer_of(graph, clip=1.0))
+    weights, ranges = shaped_values(graph, "trained", 0)
+    for io in ("float32", "int8"):
+        template = Template.from_model(policy, options=QuantizationOptions(io=io))
+        assert template.patched, template.reason
+        assert template.sites == ("observation", "relu_1", "dense_2")
+        assert template.audit(weights, ranges) == ""
+        found = view(template.data)
+        assert {found.tensors[index].name for index in found.inputs} == {"observation", "ignored"}
+
+
+def test_equal_ranges_need_no_change_of_grid():
+    """An input whose range is the concatenation's too: the converter leaves the operator out, a template cannot."""
+    build = Build(observation=(4,), other=(3,))
+    joined = build.add("concatenate", "observation", "other")
+    graph = build.graph({"mean": build.dense(joined, 2), "log_std": build.dense("observation", 2)})
+    template = Template.from_model(make_policy(graph, kind="gaussian"), verify=False)
+    weights, ranges = shaped_values(graph, "trained", 0)
+    assert template.audit(weights, {**ranges, "observation": ranges[joined]}) == ""
+
+
 def test_a_value_with_two_places_is_refused():
     graph = mlp(8, 8)
     plan = plan_ranges(graph, QuantizationOptions())

@@ -18,6 +18,9 @@ MAX_REGRET = 0.05
 MAX_ACTION_ERROR = 0.05
 # Mean error in mean output. float16 keeps 11 bits, int16x8 and dynamic lose theirs in int8 weights.
 MAX_FLOAT_ERROR: Mapping[str, float] = {"float32": 1e-4, "float16": 1e-2, "dynamic": 0.1, "int16x8": 0.1}
+# Sums in another order put one value in ten thousand on the other side of a rounding edge: so many outputs may be so
+# much further off than the architecture says.
+_TIES, _TIE_LSB = 0.01, 2
 _ROUNDS_ONCE = frozenset({
     "dense", "relu", "relu6", "tanh", "flatten", "concatenate", "max_pool2d", "elu", "layer_norm",
 })  # fmt: skip
@@ -48,14 +51,15 @@ def check_parity(subject: Subject) -> CheckResult:
     reference = subject.network.run(subject.network.normalized(subject.observations))
     # Float layers are summed in float32 by the file, in another order.
     limit = max(parity_limit_lsb(subject.policy.graph), int(bool(subject.network.plan.floats)))
-    worst, off = 0.0, 0.0
+    worst, off, beyond = 0.0, 0.0, 0.0
     for role, values in subject.file_outputs.items():
         step = subject.steps[role] or 1e-4 * max(1.0, float(np.abs(reference[role]).max()))
         errors = np.rint(np.abs(values.astype(np.float64) - reference[role].reshape(values.shape)) / step)
         worst, off = max(worst, float(errors.max())), max(off, float((errors > 0).mean()))
+        beyond = max(beyond, float((errors > limit).mean()))
     return CheckResult(
         code="Q09",
-        passed=worst <= limit,
+        passed=worst <= limit or (worst <= limit + _TIE_LSB and beyond <= _TIES),
         value=worst,
         limit=float(limit),
         message=f"at most {worst:.0f} LSB off the fake-quantized network, {off:.2%} of outputs, {subject.judged_on}",
@@ -107,14 +111,14 @@ def check_actions(subject: Subject) -> tuple[CheckResult, CheckResult]:
     return (
         CheckResult(
             code="Q10",
-            passed=share >= MIN_AGREEMENT or not subject.recorded,
+            passed=share >= MIN_AGREEMENT or not subject.binding,
             value=round(share, 5),
             limit=MIN_AGREEMENT,
             message=f"{what} in {share:.1%}, {subject.judged_on}" + hint,
         ),
         CheckResult(
             code="Q11",
-            passed=mean <= limit or not subject.recorded,
+            passed=mean <= limit or not subject.binding,
             value=round(mean, 6),
             limit=limit,
             message=f"{told}, {subject.judged_on}" + hint,

@@ -37,6 +37,9 @@ class Subject:
         observations: held out from calibration, raw, per key.
         judged_on: what the observations are, for messages.
         recorded: whether they are real ones; drawn ones say nothing of how often a range is left.
+        judged_by_returns: the file is a run's own, whose returns it was kept for: what observations say of ranges and
+            actions is told, but fails nobody.
+        unset: sites whose ranges training has not set yet.
         min_weight_range: kernels below were quantized as if they reached it.
     """
 
@@ -49,7 +52,14 @@ class Subject:
     observations: Observations = field(repr=False)
     judged_on: str
     recorded: bool
+    judged_by_returns: bool = False
+    unset: frozenset[str] = frozenset()
     min_weight_range: float = 1e-6
+
+    @property
+    def binding(self) -> bool:
+        """Whether a check that rests on observations may fail."""
+        return self.recorded and not self.judged_by_returns
 
     @property
     def count(self) -> int:

@@ -116,7 +116,7 @@ def _find_layers(
     graph: GraphView, plan: RangePlan, values: PolicyValues, quantizations: Mapping[str, Quantization]
 ) -> Iterator[LayerPlace]:
     for layer in plan.graph.layers:
-        if layer.kind not in WEIGHTED or layer.name in plan.floats:
+        if layer.kind not in WEIGHTED or layer.name in plan.floats or layer.name not in plan.live:
             continue
         source = str(plan.read_as(layer.inputs[0]))
         kernel, bias = values.weights[f"{layer.name}/kernel"], values.weights.get(f"{layer.name}/bias")
@@ -180,7 +180,7 @@ def _check_bias(
 def _find_floats(graph: GraphView, plan: RangePlan, values: PolicyValues) -> dict[str, int]:
     found = {}
     for layer in plan.graph.layers:
-        if layer.name in plan.floats:
+        if layer.name in plan.floats and layer.name in plan.live:
             for name in layer.weight_names():
                 found[name] = _float(graph, name, float_layout(layer, name, values.weights[name]))
     return found

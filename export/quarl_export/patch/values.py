@@ -42,12 +42,12 @@ class PolicyValues:
 
 
 def normalizer_arrays(normalizer: Normalizer, plan: RangePlan) -> dict[str, tuple[Float32, Float32]]:
-    """Return offset and scale of every input that `normalizer` names, of the input's shape or ``[1]``."""
+    """Return offset and scale of every input that `normalizer` names and an output depends on."""
     shapes = {item.key: item.shape for item in plan.graph.inputs}
     return {
         key: (_shaped(normalizer.offset[key], shapes[key]), _shaped(normalizer.scale[key], shapes[key]))
         for key in shapes
-        if key in normalizer.offset
+        if key in normalizer.offset and key in plan.live
     }
 
 

@@ -139,7 +139,7 @@ def _products(plan: RangePlan) -> list[tuple[str, str, str]]:
     """Return the sites of both inputs and the output of every int8 multiplication."""
     found = []
     for layer in plan.graph.layers:
-        if layer.kind == "multiply" and layer.name not in plan.floats:
+        if layer.kind == "multiply" and layer.name in plan.live and layer.name not in plan.floats:
             names = (*layer.inputs, plan.graph.fused.get(layer.name, layer.name))
             one, other, result = (str(plan.read_as(name)) for name in names)
             found.append((one, other, result))
