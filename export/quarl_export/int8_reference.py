@@ -14,15 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import PatchError
-from quarl_export.arithmetic import (
-    Quantization,
-    quantize_kernel,
-    weight_limit,
-    weight_scale,
-)
+from quarl_export.arithmetic import Quantization
 from quarl_export.ir import ImportedPolicy, Layer
 from quarl_export.ir.layers import WEIGHTED
 from quarl_export.ir.reference import normalize, run_layer
+from quarl_export.kernels import as_rows, layer_scales, write_kernel
 from quarl_export.range_plan import QuantizationOptions, Range, plan_ranges
 
 Float64 = NDArray[np.float64]
@@ -91,11 +87,13 @@ class Int8Network:
         return self._sites[site].scale
 
     def _on_grids(self, layer: Layer, arrays: list[Float32]) -> list[NDArray[Any]]:
-        per_layer = layer.kind == "dense" and not self._options.per_channel
-        floor = self._options.min_weight_range
-        kernel, scales = per_tensor(arrays[0], floor) if per_layer else per_channel(arrays[0], layer.kind)
-        step = self.bias_scales[layer.name] = self._source_scale(layer) * scales
-        return [kernel, np.rint(arrays[1].astype(np.float64) / step) * step] if len(arrays) > 1 else [kernel]
+        kernel, bias = arrays[0], arrays[1] if len(arrays) > 1 else None
+        scales = layer_scales(layer, kernel, bias, self._source_scale(layer), options=self._options)
+        steps = np.empty(as_rows(layer, kernel).T.shape, np.float64)
+        write_kernel(layer, kernel, scales, steps, bits=self._options.weight_bits, scratch={})
+        self.bias_scales[layer.name] = scales.bias
+        real = np.ascontiguousarray((steps * scales.kernel[:, None]).T).reshape(kernel.shape)
+        return [real] if bias is None else [real, np.rint(bias.astype(np.float64) / scales.bias) * scales.bias]
 
     def bias_steps(self, layer: Layer) -> float:
         """Return the largest bias of an int8 `layer` in steps of int32."""
@@ -154,28 +152,3 @@ def on_grid(values: NDArray[Any], grid: Quantization) -> Float64:
     steps = np.clip(np.rint(values * inverse) + grid.zero_point, -128, 127)
     real: Float64 = (steps - grid.zero_point).astype(np.float64) * grid.scale
     return real
-
-
-def per_tensor(kernel: Float32, floor: float) -> tuple[Float64, Float64]:
-    """Return a dense `kernel` on the grid of its one scale, and that scale ``[1]``.
-
-    Raises:
-        PatchError: it is beyond what can be quantized.
-    """
-    limit = weight_limit(kernel, floor=floor)
-    scale = weight_scale(limit)
-    return quantize_kernel(kernel, limit, np.empty_like(kernel)).astype(np.float64) * scale, np.array([scale])
-
-
-def per_channel(kernel: Float32, kind: str) -> tuple[Float64, Float64]:
-    """Return `kernel` on the grids of its channels' scales, and these ``[channels]``.
-
-    The converter quantizes these itself: ``max|w| / 127``, rounded half away from zero. A depthwise kernel
-    ``[rows, columns, inputs, multiplier]`` has a channel per input and multiplier.
-    """
-    axes = (0, 1) if kind == "depthwise_conv2d" else tuple(range(kernel.ndim - 1))
-    limits = np.abs(kernel.astype(np.float64)).max(axis=axes)
-    scales = np.where(limits > 0.0, limits, 1.0) / 127.0
-    steps = kernel / scales
-    snapped = np.sign(steps) * np.floor(np.abs(steps) + 0.5) * scales
-    return snapped, scales.ravel()

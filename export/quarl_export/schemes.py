@@ -51,6 +51,8 @@ class SchemeOptions:
         per_channel: dense weights get a scale for each unit; convolutions always do.
         keep_float: layers that stay in float in an int8 file.
         runtime: that the file must load in.
+        weight_bits: 2-8, of an int8 file's weights; fewer than 8 are stored in int8.
+        activation_bits: 2-8, of its ReLU layers; the rest keeps 8.
     """
 
     scheme: Scheme = "int8"
@@ -58,6 +60,8 @@ class SchemeOptions:
     per_channel: bool = False
     keep_float: frozenset[str] = field(default_factory=frozenset)
     runtime: Runtime = "litert"
+    weight_bits: int = 8
+    activation_bits: int = 8
 
     def __post_init__(self) -> None:
         for what, value, allowed in (
@@ -67,6 +71,7 @@ class SchemeOptions:
         ):
             if value not in allowed:
                 raise UsageError(f"{what} {value!r} is not one of {', '.join(allowed)}")
+        self._check_bits()
         if self.io != "float32" and self.scheme != "int8":
             raise UsageError(f"scheme {self.scheme} has float32 ends, not {self.io}", hint="use --scheme int8")
         if self.scheme == "dynamic" and self.per_channel and self.runtime == "tflite-2.14":
@@ -74,6 +79,20 @@ class SchemeOptions:
                 "a dynamic file with per-channel dense weights needs FULLY_CONNECTED version 12, which tflite-runtime "
                 "2.14 does not know",
                 hint="leave out --per-channel, or use --scheme int8",
+            )
+
+    def _check_bits(self) -> None:
+        bits = {"weight": self.weight_bits, "activation": self.activation_bits}
+        for what, value in bits.items():
+            if not 2 <= value <= 8:
+                raise UsageError(f"{value} {what} bits: expected 2-8")
+        if self.scheme != "int8" and min(bits.values()) < 8:
+            raise UsageError(f"scheme {self.scheme} has no grid of fewer than 8 bits", hint="use --scheme int8")
+        if self.activation_bits < 8 and self.runtime != "litert":
+            raise UsageError(
+                f"{self.activation_bits} activation bits need LiteRT with XNNPACK: the kernels of tflite-runtime 2.14 "
+                "round differently, and a half step is then a whole level",
+                hint="leave out --activation-bits, or use --runtime litert",
             )
 
 
@@ -156,7 +175,13 @@ def _int16x8(policy: ImportedPolicy, options: SchemeOptions, samples: Samples | 
 
 def quantization(options: SchemeOptions) -> QuantizationOptions:
     """Return how the int8 file of `options` is quantized."""
-    return QuantizationOptions(io=options.io, per_channel=options.per_channel, keep_float=options.keep_float)
+    return QuantizationOptions(
+        io=options.io,
+        per_channel=options.per_channel,
+        keep_float=options.keep_float,
+        weight_bits=options.weight_bits,
+        activation_bits=options.activation_bits,
+    )
 
 
 def _named(model: bytes, policy: ImportedPolicy) -> bytes:

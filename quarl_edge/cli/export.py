@@ -36,6 +36,8 @@ def export(
     per_channel: Annotated[
         bool, typer.Option("--per-channel/--per-tensor", help="Scales of dense weights: one per unit, or one.")
     ] = False,
+    weight_bits: Annotated[int, typer.Option(help="Of int8 weights, 2-8; fewer are stored in int8.")] = 8,
+    activation_bits: Annotated[int, typer.Option(help="Of int8 ReLU layers, 2-8; fewer need LiteRT.")] = 8,
     io: Annotated[str, typer.Option(help="Inputs and outputs: float32, or int8 and uint8 (Coral).")] = "float32",
     runtime: Annotated[str, typer.Option(help="What must load the file: litert or tflite-2.14.")] = "litert",
     env: Annotated[str, typer.Option(help="Environment of the policy, where its file does not name one.")] = "",
@@ -93,6 +95,8 @@ def export(
             per_channel=per_channel,
             keep_float=frozenset(keep_float or ()),
             runtime=runtime,  # type: ignore[arg-type]
+            weight_bits=weight_bits,
+            activation_bits=activation_bits,
         ),
         rule=RangeRule(kind=range_rule, percentile=percentile),  # type: ignore[arg-type]
         recalibrate=bool(calibrate),
