@@ -121,6 +121,11 @@ def latest(directory: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def env_steps_of(path: Path) -> int:
+    """Return the environment steps that a finished checkpoint is named after."""
+    return _order(path)[0]
+
+
 def load_latest(directory: Path) -> Checkpoint:
     """Read the newest finished checkpoint under `directory`.
 

@@ -21,7 +21,7 @@ from quarl_export.ir.layers import WEIGHTED, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, ImportedPolicy, PolicyGraph
 from quarl_export.keras2 import keras, tf
 from quarl_export.kernels import layer_scales, snapped
-from quarl_export.patch.values import PolicyValues, clip_bound, has_equal_kernels, normalizer_arrays
+from quarl_export.patch.values import PolicyValues, clip_bound, is_tied, normalizer_arrays
 from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, is_whole, plan_ranges
 
 Float32 = NDArray[np.float32]
@@ -93,7 +93,7 @@ def convert_quantized(
     """
     plan = plan_ranges(policy.graph, options or QuantizationOptions(), normalizer=policy.contract.normalizer)
     values = policy_values(policy, plan, ranges)
-    if is_whole(plan.options) and not has_equal_kernels(values, plan):
+    if is_whole(plan.options) and not is_tied(values, plan):
         return convert_planned(plan, values)
     from quarl_export.patch.builder import build_writer  # which builds on this module
 

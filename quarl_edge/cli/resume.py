@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import CheckpointError, UsageError
-from quarl_edge.checkpoint import latest
+from quarl_edge.checkpoint import env_steps_of, latest
 from quarl_edge.config import TrainConfig, parse_setting, read_preset
 from quarl_edge.runs import RunDirectory
 
@@ -67,7 +67,7 @@ def steps_done(directory: RunDirectory) -> int:
             f"the run {directory.path} has no checkpoint to resume from",
             hint=f"start a new one: quarl-edge train {directory.config.env_id}",
         )
-    return int(checkpoint.name.rpartition("-")[2])
+    return env_steps_of(checkpoint)
 
 
 def next_budget(done: int, usual: int) -> int:

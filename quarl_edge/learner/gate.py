@@ -10,14 +10,14 @@ from quarl_export.snapshot import PolicySnapshot
 
 _LOG = logging.getLogger(__name__)
 _OBSERVATIONS = 64
-MAX_HELD_BACK = 16
+MAX_HELD_BACK = 4
 
 
 class PushGate:
     """Judges a snapshot on recent observations before it goes out.
 
     Before anything was learned there is nothing to judge, and never more than `MAX_HELD_BACK` pushes in a row are held
-    back: an old policy in the field is worse than an imprecise one.
+    back: they carry the exploration too, and an old policy in the field is worse than an imprecise one.
 
     Args:
         replay: gives the observations.
@@ -48,6 +48,8 @@ class PushGate:
             _LOG.warning("a policy goes out although %s", health.faults[0])
             self._in_a_row = 0
             return True
+        if not self.held_back:
+            _LOG.warning("a policy was held back: %s; more of these are counted, not logged", health.faults[0])
         self._in_a_row += 1
         self.held_back += 1
         return False

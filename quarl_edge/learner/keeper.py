@@ -68,6 +68,7 @@ class Keeper:
         self._seed = seed
         self.best = best
         self.resumable = latest(run.checkpoints) is not None
+        self._saved = best
         self._unsaved: tuple[Pushed, Judged] | None = None
         self._complained = False
 
@@ -99,7 +100,7 @@ class Keeper:
         """
         if self._unsaved is not None:
             self._save(*self._unsaved)
-            self._unsaved = None
+            self._saved, self._unsaved = self._unsaved[1], None
 
     def _save_if_possible(self) -> None:
         try:
@@ -150,7 +151,8 @@ class Keeper:
                 "env_steps": cut.env_steps,
                 "samples": cut.samples,
                 "replay": self._replay.random_state(),
-                "best": _judged_to_json(self.best),
+                # Of what is on disk: a better one that could not be written would keep others away from its place.
+                "best": _judged_to_json(self._saved),
             }
             arrays = {"algorithm": algorithm.arrays()}
         save_checkpoint(self._run.checkpoints, Checkpoint(state=state, arrays=arrays), env_steps=cut.env_steps)

@@ -9,7 +9,14 @@ from __future__ import annotations
 import logging
 import time
 
-from quarl_device.errors import ActorFailed, ModelError, NonFiniteError, QuarlError, TrainingStalled
+from quarl_device.errors import (
+    ActorFailed,
+    EnvironmentMisbehaved,
+    ModelError,
+    NonFiniteError,
+    QuarlError,
+    TrainingStalled,
+)
 from quarl_device.wire.push import Exploration
 from quarl_edge.learner.account import SessionAccount
 from quarl_edge.learner.gate import PushGate
@@ -23,6 +30,7 @@ _CHORES_PERIOD_S = 0.5
 _STALL_S = 120.0
 _BLOCKED_S = 3_600.0
 _HEAD_RANGE_OBSERVATIONS = 256
+_MAX_UNJUDGED = 5
 
 
 class TrainingLoop:
@@ -42,6 +50,7 @@ class TrainingLoop:
         self._samples_per_call = parts.config.updates_per_call * parts.config.batch_size
         self._last_publish_s = 0.0
         self._audit_owed = False
+        self._unjudged = 0
         self._last_push_updates = progression.updates
         self._judging: dict[int, Pushed] = {}
         self._next_chores_s = 0.0
@@ -93,6 +102,9 @@ class TrainingLoop:
                     if self._gate.passes(pushed.snapshot, updates=self._progression.updates):
                         self._publish(pushed)
                         self._submit_judge(pushed)
+                    else:
+                        # Audits and judgements go by versions: one that never went out is none.
+                        self._progression.version -= 1
             else:
                 arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
                 self._check_stalled()
@@ -201,12 +213,16 @@ class TrainingLoop:
     def _poll_judge(self, *, timeout_s: float) -> None:
         try:
             judged = self._parts.evaluator.poll(timeout_s=timeout_s)
-        except ModelError as error:
+        except (ModelError, EnvironmentMisbehaved) as error:
             # One version that cannot be played is no reason to end a run; the next one is judged again.
             _LOG.warning("policy version %s was not judged: %s", next(iter(self._judging), "?"), error)
+            self._unjudged += 1
+            if self._unjudged >= _MAX_UNJUDGED:
+                raise
             return
         if judged is None:
             return
+        self._unjudged = 0
         self._account.judge(judged)
         self._parts.keeper.consider(judged, self._judging.pop(judged.version))
 

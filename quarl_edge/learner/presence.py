@@ -11,7 +11,7 @@ from collections.abc import Callable
 from quarl_device.errors import LearnerAlive, PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.wire.keys import SIGNATURE_BYTES
-from quarl_device.wire.messages import DeviceState, LearnerBirth
+from quarl_device.wire.messages import HIGHEST_BELIEVABLE_EPOCH, DeviceState, LearnerBirth
 from quarl_device.wire.push import decode_push
 from quarl_device.wire.topics import Topics
 
@@ -19,7 +19,8 @@ _LOG = logging.getLogger(__name__)
 RENEW_PERIOD_S = 10.0
 WATCH_S = 30.0
 RETAINED_WAIT_S = 0.5
-_HIGHEST_BELIEVABLE_EPOCH = 4_000_000_000  # the year 2096
+_SUBSCRIBE_TIMEOUT_S = 5.0
+_BELIEVED_AHEAD_S = 10 * 365 * 86_400
 
 
 def next_epoch(*, unix_s: float, highest_seen: int, checkpoint_epoch: int) -> int:
@@ -30,12 +31,17 @@ def next_epoch(*, unix_s: float, highest_seen: int, checkpoint_epoch: int) -> in
         highest_seen: highest epoch in any retained birth or push, 0 for none.
         checkpoint_epoch: epoch stored in the checkpoint that is resumed, 0 for none.
     """
-    return max(int(unix_s), _believable(highest_seen) + 1, checkpoint_epoch + 1)
+    return max(int(unix_s), _believable(highest_seen, unix_s=unix_s) + 1, checkpoint_epoch + 1)
 
 
-def _believable(epoch: int) -> int:
-    """Return `epoch`, or 0: anybody could leave a huge one, which would leave no room for another (32 bits)."""
-    return epoch if epoch < _HIGHEST_BELIEVABLE_EPOCH else 0
+def _believable(epoch: int, *, unix_s: float | None = None) -> int:
+    """Return `epoch`, or 0 where it lies too far ahead of this host's clock to be a learner's.
+
+    Anybody can leave any epoch behind. What is believed must leave room for all learners to come, below what actors
+    believe: they may have no clock of their own.
+    """
+    now_s = time.time() if unix_s is None else unix_s
+    return epoch if epoch < min(now_s + _BELIEVED_AHEAD_S, HIGHEST_BELIEVABLE_EPOCH) else 0
 
 
 class Predecessor:
@@ -121,6 +127,8 @@ def claim_fleet(
     link.subscribe(topics.learner, predecessor.on_birth)
     link.subscribe(topics.policy, predecessor.on_policy)
     link.subscribe(topics.any_state, predecessor.on_state)
+    # Over a slow link the subscriptions themselves take their time, and what is retained comes after them.
+    link.flush(timeout_s=_SUBSCRIBE_TIMEOUT_S)
     time.sleep(RETAINED_WAIT_S)
     if predecessor.online and not takeover:
         _LOG.warning("a learner's birth is retained; watching up to %.0f s whether it is alive", watch_s)
@@ -143,9 +151,11 @@ class Presence:
         link: connected link whose will is `gone_birth(birth)`.
         topics: of the fleet.
         birth: what to say; `beat` is counted here from the one given, which should be random.
+        takeover: announce even while another learner renews its birth.
     """
 
-    def __init__(self, link: Link, topics: Topics, birth: LearnerBirth) -> None:
+    def __init__(self, link: Link, topics: Topics, birth: LearnerBirth, *, takeover: bool = False) -> None:
+        self._takeover = takeover
         self._link = link
         self._topics = topics
         self._birth = birth
@@ -221,7 +231,9 @@ class Presence:
             if other.epoch == own.epoch and self._first_beat <= other.beat <= own.beat:
                 return
             later = (_believable(other.epoch), other.beat) > (own.epoch, own.beat)
-            if later and other.status == "online":
+            # Not retained: said just now, by one that the claim did not see.
+            alive = not (self._announced or self._takeover or message.retain)
+            if (later or alive) and other.status == "online":
                 self._deposed_by = other.epoch
             elif self._announced and not self._left:
                 self._next_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class PolicyPublisher:
         self._epoch = epoch
         self._latest: bytes = b""
         self._owed = False
+        self._lock = threading.RLock()
         link.on_connect(self._republish)
 
     def prepare(
@@ -124,8 +126,9 @@ class PolicyPublisher:
         Returns:
             Whether the link took it now; if not, `retry` sends it unless a later one comes first.
         """
-        self._latest = pushed.payload
-        return self._send()
+        with self._lock:
+            self._latest = pushed.payload
+            return self._send()
 
     def retry(self) -> bool:
         """Send the latest policy if the link has not taken it yet; return whether it took it now."""
@@ -133,15 +136,17 @@ class PolicyPublisher:
 
     def retire(self) -> None:
         """Publish nothing any more, after a reconnection neither."""
-        self._latest, self._owed = b"", False
+        with self._lock:
+            self._latest, self._owed = b"", False
 
     def _send(self) -> bool:
-        latest = self._latest
-        if not latest:
-            return False
-        taken = self._link.publish(self._topics.policy, latest, retain=True)
-        self._owed = not taken
-        return taken
+        # The link's thread sends again what is the latest just then; a newer one must not be overtaken by it.
+        with self._lock:
+            if not self._latest:
+                return False
+            taken = self._link.publish(self._topics.policy, self._latest, retain=True)
+            self._owed = not taken
+            return taken
 
     def _republish(self) -> None:
         self._send()

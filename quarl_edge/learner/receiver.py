@@ -17,6 +17,7 @@ from quarl_edge.ingest.sessions import Verdict
 _LOG = logging.getLogger(__name__)
 _MAX_DEVICES = 4_096
 _LOGGED_REFUSALS = 20
+_FEW_CONTRIBUTORS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Receiver:
 
     Attributes:
         last_stored_s: monotonic time at which a block was stored last, at first that of the start.
-        contributors: (device, boot id) of every life whose blocks were stored.
+        contributors: (device, boot id) of the first lives whose blocks were stored: lockstep takes one.
     """
 
     def __init__(self, link: Link, topics: Topics, ingest: Ingest) -> None:
@@ -108,7 +109,8 @@ class Receiver:
             self._arrivals += 1
             if verdict is Verdict.ACCEPT:
                 self.last_stored_s = time.monotonic()
-                self.contributors.add((device, self._ingest.sessions.boot_id(device)))
+                if len(self.contributors) < _FEW_CONTRIBUTORS:
+                    self.contributors.add((device, self._ingest.sessions.boot_id(device)))
             self._arrived.notify_all()
         self.send_acks()
 

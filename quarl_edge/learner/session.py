@@ -135,8 +135,8 @@ class Session:
         with contextlib.ExitStack() as stack:
             if actors is not None:
                 # They take as long to import as the template takes to convert.
-                actors.start()
                 stack.callback(actors.stop)
+                actors.start()
             evaluator = Evaluator(episodes=self._config.evaluate_episodes, seed=self._config.evaluate_seed)
             stack.callback(evaluator.close)
             normalizer = NormalizerPlan(self._config, self._observation)
@@ -148,7 +148,7 @@ class Session:
             keeper = self._keeper(ingest, template, epoch)
             self._stop_if_asked()
             link = stack.enter_context(self._connected(gone_birth(birth)))
-            presence = Presence(link, self._topics, birth)
+            presence = Presence(link, self._topics, birth, takeover=self._fleet.takeover)
             stack.callback(presence.leave, clear=self._fleet.clear)
             publisher = PolicyPublisher(template, link=link, topics=self._topics, key=self._fleet.key, epoch=epoch)
             stack.callback(publisher.retire)

@@ -20,6 +20,8 @@ _LOG = logging.getLogger(__name__)
 _MAX_RESTARTS = 3
 _RESTART_WINDOW_S = 60.0
 _RETURN_S = 1.0
+_LONGEST_RETURN_S = 30.0
+_SOON_S = 10.0
 _KILL_WAIT_S = 5.0
 _STDERR_TAIL_BYTES = 2_000
 
@@ -59,6 +61,7 @@ class ActorProcesses:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._failures: dict[str, deque[float]] = {name: deque() for name in self._commands}
         self._spawned_s: dict[str, float] = {}
+        self._ended_well: dict[str, tuple[float, int]] = {}
         self.restarts = 0
 
     def start(self) -> None:
@@ -78,13 +81,23 @@ class ActorProcesses:
         """
         for name, process in list(self._processes.items()):
             status = process.poll()
-            if status is None or (status == 0 and time.monotonic() - self._spawned_s[name] < _RETURN_S):
+            if status is None or (status == 0 and not self._may_return(name)):
                 continue
             if status != 0:
                 self._count_failure(name, status)
             self.restarts += 1
             _LOG.warning("actor %s ended with status %s; starting it again", name, status)
             self._spawn(name)
+
+    def _may_return(self, name: str) -> bool:
+        """Say whether one that ended well may come back: later and later while it ends soon after its start."""
+        now = time.monotonic()
+        ended_s, times = self._ended_well.get(name, (0.0, 0))
+        if ended_s < self._spawned_s[name]:
+            times = times + 1 if now - self._spawned_s[name] < _SOON_S else 0
+            self._ended_well[name] = (now, times)
+            return False
+        return now - ended_s >= min(_RETURN_S * 2.0**times, _LONGEST_RETURN_S)
 
     def _count_failure(self, name: str, status: int) -> None:
         now = time.monotonic()

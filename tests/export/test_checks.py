@@ -111,15 +111,26 @@ def test_q03_lets_chance_pass_where_observations_are_few(built):
     assert check_saturation(changed(built, observations=observations)).passed
 
 
-def test_q04_names_a_bias_that_overflows(built):
+def test_q04_a_bias_far_beyond_its_kernel_opens_the_scale_until_it_fits(built):
     weights = dict(built.subject.policy.weights)
     weights["q/kernel"] = weights["q/kernel"] * np.float32(1e-9)
     weights["q/bias"] = np.full_like(weights["q/bias"], 1e6)
     policy = dataclasses.replace(built.subject.policy, weights=weights)
     found = check_biases(changed(built, policy=policy))
+    assert found.passed
+    assert 2**29 < found.value < 2**31
+
+
+def test_q04_names_a_bias_that_overflows(built):
+    network = built.subject.network
+    scales = {**network.bias_scales, "q": network.bias_scales["q"] * 1e-12}
+    subject = changed(built)
+    subject.__dict__["network"] = network
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "bias_scales", scales)
+        found = check_biases(subject)
     assert not found.passed
     assert "'q'" in found.message
-    assert found.value > 2**31
 
 
 def test_q05_fails_for_a_file_that_gives_the_same_whatever_it_sees(built):

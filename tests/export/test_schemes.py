@@ -213,3 +213,44 @@ def test_files_are_reproducible():
         for left, right in zip(one.tensors, two.tensors, strict=True):
             if left.size:
                 assert one.constant(left).tobytes() == two.constant(right).tobytes()
+
+
+@pytest.mark.parametrize(("weight_bits", "activation_bits"), [(4, 8), (8, 4), (3, 5), (2, 2)])
+@pytest.mark.parametrize("name", ["mlp", "image"])
+def test_files_of_fewer_bits_compute_their_reference_step_by_step(name, weight_bits, activation_bits):
+    options = SchemeOptions(weight_bits=weight_bits, activation_bits=activation_bits)
+    policy = POLICIES[name]
+    found, _, model, ranges, held = convert_and_run(policy, options)
+    expected = run_int8_reference(policy, ranges, held, options=quantization(options))
+    for role, values in expected.items():
+        errors = np.rint(np.abs(found[role] - values) / output_step(model, role))
+        assert errors.max() <= parity_limit_lsb(policy.graph)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"weight_bits": 1}, "expected 2-8"),
+        ({"activation_bits": 9}, "expected 2-8"),
+        ({"weight_bits": 4, "scheme": "dynamic"}, "fewer than 8 bits"),
+        ({"activation_bits": 4, "runtime": "tflite-2.14"}, "need LiteRT"),
+    ],
+)
+def test_bits_that_cannot_be_are_refused(options, says):
+    with pytest.raises(UsageError, match=says):
+        SchemeOptions(**options)
+
+
+def test_biases_that_are_all_the_same_are_right_on_scales_per_channel():
+    """The converter quantizes the first one and writes that everywhere."""
+    policy = POLICIES["image"]
+    weights = {
+        name: np.full_like(array, 0.1) if name.endswith("/bias") else array for name, array in policy.weights.items()
+    }
+    policy = dataclasses.replace(policy, weights=weights)
+    options = SchemeOptions()
+    found, _, model, ranges, held = convert_and_run(policy, options)
+    expected = run_int8_reference(policy, ranges, held, options=quantization(options))
+    for role, values in expected.items():
+        errors = np.rint(np.abs(found[role] - values) / output_step(model, role))
+        assert errors.max() <= parity_limit_lsb(policy.graph)

@@ -81,3 +81,14 @@ def test_a_run_that_cannot_be_written_is_named(run, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, _mode: path != run.checkpoints)
     with pytest.raises(UsageError, match=r"no permission in .*checkpoints"):
         run.check_writable()
+
+
+def test_the_steps_of_a_second_checkpoint_at_one_step_are_read_too(tmp_path):
+    from quarl_edge.checkpoint import Checkpoint, save_checkpoint
+    from quarl_edge.cli.resume import steps_done
+
+    run = RunDirectory(tmp_path)
+    for _ in range(2):
+        save_checkpoint(run.checkpoints, Checkpoint(state={}), env_steps=1_000)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["ckpt-000000001000", "ckpt-000000001000.1"]
+    assert steps_done(run) == 1_000

@@ -9,8 +9,10 @@ from learner_factory import CONTRACT, batch, policy
 
 from quarl_device.errors import CheckpointError, JournalError
 from quarl_device.evaluate import Evaluation
+from quarl_edge.checkpoint import load_latest
 from quarl_edge.learner import keeper as module
 from quarl_edge.learner.keeper import Keeper, better, kept_judgement
+from quarl_edge.learner.parts import Progression
 from quarl_edge.local.evaluator import Judged
 from quarl_edge.runs import RunDirectory
 
@@ -84,6 +86,26 @@ def test_a_disk_that_refuses_is_tried_again_and_said_once(made, tmp_path, monkey
     keeper.sync()
     assert version_on_disk(tmp_path) == 2
     keeper.finish()
+
+
+def test_a_checkpoint_names_the_policy_that_is_on_disk(made, tmp_path, monkeypatch):
+    """After a kill, one that could not be written must not keep others away from its place."""
+    keeper, pushed = made
+    keeper.consider(judged(5.0), pushed(1))
+    real = module.save_policy
+
+    def refuse(*_, **__):
+        raise CheckpointError("policy checkpoint cannot be written: No space left on device")
+
+    monkeypatch.setattr(module, "save_policy", refuse)
+    keeper.consider(judged(9.0, 2), pushed(2))
+    algorithm = SimpleNamespace(arrays=dict)
+    keeper.checkpoint(algorithm, Progression())
+    assert load_latest(tmp_path / "checkpoints").state["best"]["result"]["return_mean"] == 5.0
+    monkeypatch.setattr(module, "save_policy", real)
+    keeper.sync()
+    keeper.checkpoint(algorithm, Progression())
+    assert load_latest(tmp_path / "checkpoints").state["best"]["result"]["return_mean"] == 9.0
 
 
 def test_a_journal_that_cannot_be_synced_ends_nothing(made, caplog):

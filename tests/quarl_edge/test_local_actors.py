@@ -82,7 +82,8 @@ def test_a_secret_goes_by_environment_and_never_by_argument(tmp_path, monkeypatc
 
 
 def test_an_actor_that_ends_well_comes_back_and_is_never_given_up(tmp_path, as_python, monkeypatch):
-    monkeypatch.setattr(module, "_RETURN_S", 0.05)
+    monkeypatch.setattr(module, "_RETURN_S", 0.01)
+    monkeypatch.setattr(module, "_LONGEST_RETURN_S", 0.05)
     group = processes(tmp_path, "pass")
     group.start()
     deadline = time.monotonic() + 30
@@ -100,3 +101,15 @@ def test_what_the_system_refuses_to_start_is_a_clear_error(tmp_path, monkeypatch
     monkeypatch.setattr(module.subprocess, "Popen", refuse)
     with pytest.raises(ActorFailed, match=r"actor-0 cannot be started.*memory"):
         processes(tmp_path, "pass").start()
+
+
+def test_one_that_always_ends_at_once_comes_back_later_and_later(tmp_path, as_python, monkeypatch):
+    monkeypatch.setattr(module, "_RETURN_S", 0.1)
+    group = processes(tmp_path, "pass")
+    group.start()
+    began = time.monotonic()
+    while group.restarts < 3 and time.monotonic() - began < 30:
+        group.check()
+        time.sleep(0.01)
+    assert time.monotonic() - began > 0.2 + 0.4 + 0.8
+    group.stop()

@@ -13,7 +13,7 @@ from quarl_device.errors import LearnerAlive
 from quarl_device.link import Message
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.wire.keys import LearnerKey
-from quarl_device.wire.messages import DeviceState, LearnerBirth
+from quarl_device.wire.messages import HIGHEST_BELIEVABLE_EPOCH, DeviceState, LearnerBirth
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner import presence as module
 from quarl_edge.learner.presence import Predecessor, Presence, claim_fleet, gone_birth, next_epoch
@@ -51,8 +51,29 @@ def connected(broker, name="learner"):
 def test_w8_an_epoch_is_later_than_the_clock_the_wire_and_the_checkpoint(unix_s, highest, checkpoint):
     epoch = next_epoch(unix_s=unix_s, highest_seen=highest, checkpoint_epoch=checkpoint)
     assert epoch >= int(unix_s)
-    assert epoch > highest
+    assert epoch > highest or highest >= unix_s + 10 * 365 * 86_400
     assert epoch > checkpoint
+
+
+def test_w8_a_forged_epoch_leaves_room_for_all_learners_to_come():
+    """Whatever is left behind, learners go on below what actors believe, each later than the one before."""
+    now, epoch = 1_800_000_000, 0
+    for forged in (3_999_999_999, now + 9 * 365 * 86_400, 2**32 - 1):
+        later = next_epoch(unix_s=now, highest_seen=max(epoch, forged), checkpoint_epoch=epoch)
+        assert epoch < later < HIGHEST_BELIEVABLE_EPOCH - 10**9
+        epoch = later
+
+
+def test_w8_a_birth_said_just_now_keeps_a_starting_learner_out_even_if_the_claim_missed_it(broker):
+    for takeover in (False, True):
+        two = Two(broker, epoch=500)
+        two.presence = Presence(two.link, TOPICS, birth(epoch=500), takeover=takeover)
+        two.hear(birth(epoch=400, beat=7).encode())
+        if takeover:
+            two.presence.check()
+        else:
+            with pytest.raises(LearnerAlive):
+                two.presence.check()
 
 
 def test_w8_an_absurd_epoch_left_by_anybody_is_not_believed():

@@ -10,6 +10,7 @@ import pytest
 from quarl_device.errors import (
     ActorFailed,
     CheckpointError,
+    EnvironmentMisbehaved,
     LearnerAlive,
     LinkLost,
     ModelError,
@@ -312,6 +313,21 @@ def test_a_policy_that_cannot_be_played_is_no_reason_to_end():
     setting.evaluator.fault = ModelError("self-test failed")
     assert setting.run().reason is StopReason.BUDGET
     assert setting.keeper.best is not None
+
+
+def test_an_environment_that_misbehaves_in_one_judgement_is_no_reason_to_end_but_in_all_of_them():
+    setting = Setting()
+    setting.evaluator.fault = EnvironmentMisbehaved("reward is NaN")
+    assert setting.run().reason is StopReason.BUDGET
+    setting = Setting()
+
+    def always(*, timeout_s):
+        setting.evaluator._running = None
+        raise EnvironmentMisbehaved("reward is NaN")
+
+    setting.evaluator.poll = always
+    with pytest.raises(EnvironmentMisbehaved):
+        setting.run()
 
 
 def test_what_a_fatal_error_interrupts_is_kept():

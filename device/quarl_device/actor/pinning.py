@@ -7,10 +7,9 @@ from pathlib import Path
 
 from quarl_device.errors import KeyMismatch, PayloadRefused
 from quarl_device.wire.keys import PublicKey
-from quarl_device.wire.messages import LearnerBirth
+from quarl_device.wire.messages import HIGHEST_BELIEVABLE_EPOCH, LearnerBirth
 
 _LOG = logging.getLogger(__name__)
-_HIGHEST_BELIEVABLE_EPOCH = 4_000_000_000  # the year 2096; a forged birth could leave no room for another
 
 
 class PinnedKey:
@@ -33,7 +32,7 @@ class PinnedKey:
             PayloadRefused: its epoch is not a time.
             KeyMismatch: it is under another key.
         """
-        if birth.epoch > _HIGHEST_BELIEVABLE_EPOCH:
+        if birth.epoch > HIGHEST_BELIEVABLE_EPOCH:
             raise PayloadRefused(f"learner birth: epoch {birth.epoch} is not a time")
         if self._key is not None and self._key != PublicKey.from_hex(birth.public_key):
             raise KeyMismatch(

@@ -31,6 +31,8 @@ LearnerMode = Literal["async", "lockstep"]
 DeviceMode = Literal["train", "deploy"]
 
 MAX_EPOCH = 2**32 - 1
+HIGHEST_BELIEVABLE_EPOCH = 4_000_000_000
+"""The year 2096. An epoch has 32 bits: a forged one near their end would leave no room for another."""
 MAX_REFUSED = 1024
 _BOOT_ID = re.compile(r"[0-9a-f]{16}")
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")

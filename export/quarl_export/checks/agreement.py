@@ -97,7 +97,8 @@ def check_actions(subject: Subject) -> tuple[CheckResult, CheckResult]:
         mean, told = _regret(subject, ours)
     else:
         width = np.asarray(subject.contract.action.high) - np.asarray(subject.contract.action.low)
-        errors = np.abs(ours - theirs).reshape(subject.count, -1) / width
+        # An actuator that is fixed has no range to be off by.
+        errors = np.abs(ours - theirs).reshape(subject.count, -1) / np.where(width > 0, width, 1.0)
         agree = (errors <= MAX_ACTION_ERROR).all(axis=1)
         what, limit = (
             f"actions are within {MAX_ACTION_ERROR:.0%} of their range of the float policy's",

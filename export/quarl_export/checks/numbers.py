@@ -13,12 +13,10 @@ from quarl_export.checks.subject import Subject
 from quarl_export.int8_reference import INT32_MAX
 from quarl_export.ir.layers import WEIGHTED
 from quarl_export.ir.reference import run_graph
+from quarl_export.range_health import MAX_BITS_LOST, MAX_CLIPPED_SHARE
 from quarl_export.ranges import MIN_WIDTH, saturation_limits
 
-MAX_BITS_LOST = 3.0
 MAX_SATURATED = 0.05
-# A site inside the network that clips more than this has a range of other data, or of none.
-MAX_CLIPPED = 0.25
 # So many are chance where there are few observations.
 _CHANCE = 5
 _DEGENERATE = 1.01 * MIN_WIDTH
@@ -58,7 +56,7 @@ def check_ranges(subject: Subject) -> CheckResult:
             faults.append(f"the range of {site!r} is degenerate ({low:.3g}, {high:.3g}): its values did not move")
             continue
         clipped = 0.0 if site in meant else float(((tensors[site] < low) | (tensors[site] > high)).mean())
-        if clipped > MAX_CLIPPED and subject.binding:
+        if clipped > MAX_CLIPPED_SHARE and subject.binding:
             faults.append(f"the range of {site!r} ({low:.3g}, {high:.3g}) clips {clipped:.0%} of its values")
         lost = _bits_lost(low, high, tensors[site])
         worst = max(worst, lost) if subject.recorded else worst

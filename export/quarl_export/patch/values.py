@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer
 from quarl_device.errors import NonFiniteError, PatchError
+from quarl_export.kernels import has_one_scale
 from quarl_export.range_plan import Range, RangePlan
 
 Float32 = NDArray[np.float32]
@@ -84,11 +85,12 @@ def check_values(values: PolicyValues, plan: RangePlan, normalizer_shapes: Mappi
 
 
 def untied(values: PolicyValues, plan: RangePlan) -> PolicyValues:
-    """Return `values` in which no two kernels are the same, changed as little as that takes.
+    """Return `values` that the converter treats as any others, changed as little as that takes.
 
-    The converter keeps one of two equal kernels and then quantizes it per channel; two equal layers on one input it
-    merges, and leaves them in float if their ranges differ. A patched file keeps them apart, so there is nothing to
-    compare it with.
+    It keeps one of two equal kernels and then quantizes it per channel; two equal layers on one input it merges, and
+    leaves them in float if their ranges differ. Of a bias whose elements are all the same, on scales per channel, it
+    quantizes the first and writes that everywhere, which is wrong. A patched file has none of this, so there is nothing
+    to compare it with.
     """
     seen: dict[bytes, int] = {}
     weights = dict(values.weights)
@@ -99,10 +101,18 @@ def untied(values: PolicyValues, plan: RangePlan) -> PolicyValues:
             times = seen[content] = seen.get(content, -1) + 1
             if times:
                 weights[name] = weights[name] + np.float32(1e-3 * times) * (1 + np.abs(weights[name]).max(initial=0.0))
+        name = f"{layer.name}/bias"
+        if name in weights and _is_one_value(weights[name]) and not has_one_scale(layer, plan.options):
+            weights[name] = weights[name].copy()
+            weights[name][0] = np.nextafter(weights[name][0], np.float32(np.inf))
     return PolicyValues(weights=weights, ranges=values.ranges, normalizer=values.normalizer)
 
 
-def has_equal_kernels(values: PolicyValues, plan: RangePlan) -> bool:
+def _is_one_value(array: Float32) -> bool:
+    return array.size > 1 and bool(array[0] != 0) and bool((array == array[0]).all())
+
+
+def is_tied(values: PolicyValues, plan: RangePlan) -> bool:
     """Whether `untied` would change anything."""
     changed = untied(values, plan).weights
     return any(changed[name] is not array for name, array in values.weights.items())
