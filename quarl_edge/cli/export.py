@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import zipfile
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quarl_device.errors import LearnerError
+from quarl_device.errors import LearnerError, RunNotFound, UsageError
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli.calibration import PLAY, journal_observations, named_observations
@@ -15,11 +18,56 @@ from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
 from quarl_edge.extras import require_learner
+from quarl_edge.progress import Progress, Silent, make_progress
 from quarl_edge.runs import DEFAULT_ROOT, latest_policy
 
 if TYPE_CHECKING:
     from quarl_export.calibration import CalibrationData
     from quarl_export.export import ExportReport
+    from quarl_export.ir import ImportedPolicy
+    from quarl_export.pipeline import ExportOptions
+
+
+class Scheme(StrEnum):
+    """Values of `--scheme`."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    DYNAMIC = "dynamic"
+    INT8 = "int8"
+    INT16X8 = "int16x8"
+
+
+class Io(StrEnum):
+    """Values of `--io`."""
+
+    FLOAT32 = "float32"
+    INT8 = "int8"
+    UINT8 = "uint8"
+
+
+class Runtime(StrEnum):
+    """Values of `--runtime`."""
+
+    LITERT = "litert"
+    TFLITE_2_14 = "tflite-2.14"
+
+
+class RangeKind(StrEnum):
+    """Values of `--range`."""
+
+    MINMAX = "minmax"
+    PERCENTILE = "percentile"
+    BOUNDS = "bounds"
+
+
+class HeadName(StrEnum):
+    """Values of `--head`."""
+
+    Q_VALUES = "q_values"
+    LOGITS = "logits"
+    ACTION = "action"
+    GAUSSIAN = "gaussian"
 
 
 def export(
@@ -32,21 +80,21 @@ def export(
             "Stable-Baselines3 .zip. Default: the latest run.",
         ),
     ] = None,
-    scheme: Annotated[str, typer.Option(help="float32, float16, dynamic, int8 or int16x8.")] = "int8",
+    scheme: Annotated[Scheme, typer.Option(help="How numbers are kept.")] = Scheme.INT8,
     per_channel: Annotated[
         bool, typer.Option("--per-channel/--per-tensor", help="Scales of dense weights: one per unit, or one.")
     ] = False,
-    weight_bits: Annotated[int, typer.Option(help="Of int8 weights, 2-8; fewer are stored in int8.")] = 8,
-    activation_bits: Annotated[int, typer.Option(help="Of int8 ReLU layers, 2-8; fewer need LiteRT.")] = 8,
-    io: Annotated[str, typer.Option(help="Inputs and outputs: float32, or int8 and uint8 (Coral).")] = "float32",
-    runtime: Annotated[str, typer.Option(help="What must load the file: litert or tflite-2.14.")] = "litert",
+    weight_bits: Annotated[int, typer.Option(help="Of int8 weights; fewer are stored in int8.", min=2, max=8)] = 8,
+    activation_bits: Annotated[int, typer.Option(help="Of int8 ReLU layers; fewer need LiteRT.", min=2, max=8)] = 8,
+    io: Annotated[Io, typer.Option(help="Inputs and outputs; int8 and uint8 are for Coral.")] = Io.FLOAT32,
+    runtime: Annotated[Runtime, typer.Option(help="What must load the file.")] = Runtime.LITERT,
     env: Annotated[str, typer.Option(help="Environment of the policy, where its file does not name one.")] = "",
     calibrate: Annotated[
         str, typer.Option(help="Find ranges with an npz of observations, a run's experience, or by playing: env.")
     ] = "",
     range_rule: Annotated[
-        str, typer.Option("--range", help="Ranges from data: minmax, percentile or bounds (the space's own).")
-    ] = "minmax",
+        RangeKind, typer.Option("--range", help="Ranges from data; bounds are the space's own.")
+    ] = RangeKind.MINMAX,
     percentile: Annotated[float, typer.Option(help="Of --range percentile.")] = 99.9,
     steps: Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)] = 1024,
     seed: Annotated[int, typer.Option(help="Of playing.", min=0, max=2**31 - 1)] = 0,
@@ -54,7 +102,7 @@ def export(
     vecnormalize: Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")] = (
         None
     ),
-    head: Annotated[str, typer.Option(help="What outputs mean: q_values, logits, action or gaussian.")] = "",
+    head: Annotated[HeadName | None, typer.Option(help="What outputs mean; guessed where it is not given.")] = None,
     center_q: Annotated[
         bool, typer.Option("--center-q", help="Take the mean over actions out of Q values: finer steps, same actions.")
     ] = False,
@@ -80,50 +128,84 @@ def export(
     """
     check_target(model)
     checkpoint = _checkpoint(source, runs)
+    if vecnormalize is not None and (checkpoint is not None or not zipfile.is_zipfile(source or "")):
+        raise UsageError("--vecnormalize is for a Stable-Baselines3 zip; this source has its own normaliser")
     require_learner("export")
-    with quit_at_interrupt():
-        from quarl_export.calibration import RangeRule
-        from quarl_export.export import export_imported, export_policy
-        from quarl_export.importers import ImportOptions, import_policy
-        from quarl_export.pipeline import ExportOptions
-        from quarl_export.schemes import SchemeOptions
+    # Elsewhere than on a terminal the answer is enough.
+    progress = make_progress() if sys.stderr.isatty() else Silent()
+    try:
+        progress.note(f"reading {source or checkpoint}")
+        with quit_at_interrupt():
+            from quarl_export.calibration import RangeRule
+            from quarl_export.importers import ImportOptions, import_policy
+            from quarl_export.pipeline import ExportOptions
+            from quarl_export.schemes import SchemeOptions
 
-    options = ExportOptions(
-        scheme=SchemeOptions(
-            scheme=scheme,  # type: ignore[arg-type]  # checked there, as the next ones
-            io=io,  # type: ignore[arg-type]
-            per_channel=per_channel,
-            keep_float=frozenset(keep_float or ()),
-            runtime=runtime,  # type: ignore[arg-type]
-            weight_bits=weight_bits,
-            activation_bits=activation_bits,
-        ),
-        rule=RangeRule(kind=range_rule, percentile=percentile),  # type: ignore[arg-type]
-        recalibrate=bool(calibrate),
-        force=force,
-        center_q=center_q,
-    )
-    with hint_where_none(
-        f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo", LearnerError
-    ):
-        place = checkpoint or source or Path()
-        policy = import_policy(
-            place,
-            options=ImportOptions(env_id=env, head=head or None, vecnormalize=vecnormalize),  # type: ignore[arg-type]
+        options = ExportOptions(
+            scheme=SchemeOptions(
+                scheme=scheme.value,
+                io=io.value,
+                per_channel=per_channel,
+                keep_float=frozenset(keep_float or ()),
+                runtime=runtime.value,
+                weight_bits=weight_bits,
+                activation_bits=activation_bits,
+            ),
+            rule=RangeRule(kind=range_rule.value, percentile=percentile),
+            recalibrate=bool(calibrate),
+            force=force,
+            center_q=center_q,
         )
-        # Without --calibrate: what the run has recorded, or what playing its environment shows.
-        named = calibrate or (PLAY if checkpoint is None and policy.contract.env_id else "")
-        data: CalibrationData | None
-        if named:
-            data = named_observations(named, policy, env_id=env, steps=steps, seed=seed)
-        else:
-            data = None if checkpoint is None else journal_observations(checkpoint, policy.contract)
-        if checkpoint is not None:
-            report = export_policy(checkpoint, model, options=options, data=data)
-        else:
-            report = export_imported(policy, model, options=options, data=data)
-    extras = _extras(report, report_into, edge_tpu=edge_tpu)
+        given = ImportOptions(env_id=env, head=head.value if head else None, vecnormalize=vecnormalize)
+        hint = f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo"
+        with hint_where_none(hint, LearnerError):
+            place = checkpoint or source or Path()
+            policy = import_policy(place, options=given)
+            data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)
+            progress.note(f"converting to {scheme.value} and checking the file")
+            report = _write(policy, checkpoint, model, options=options, data=data)
+        extras = _extras(report, report_into, edge_tpu=edge_tpu)
+    finally:
+        progress.close()
     _show(report, str(place), output, extras)
+
+
+def _observations(
+    policy: ImportedPolicy,
+    checkpoint: Path | None,
+    calibrate: str,
+    *,
+    env: str,
+    steps: int,
+    seed: int,
+    progress: Progress,
+) -> CalibrationData | None:
+    """Return what to calibrate with and to judge by.
+
+    Without --calibrate: what the run has recorded, or what playing the policy's environment shows.
+    """
+    named = calibrate or (PLAY if checkpoint is None and policy.contract.env_id else "")
+    if named:
+        progress.note(
+            f"playing {steps:,} steps of {env or policy.contract.env_id}" if named == PLAY else f"reading {named}"
+        )
+        return named_observations(named, policy, env_id=env, steps=steps, seed=seed)
+    return None if checkpoint is None else journal_observations(checkpoint, policy.contract)
+
+
+def _write(
+    policy: ImportedPolicy,
+    checkpoint: Path | None,
+    model: Path,
+    *,
+    options: ExportOptions,
+    data: CalibrationData | None,
+) -> ExportReport:
+    from quarl_export.export import export_imported, export_policy
+
+    if checkpoint is not None:
+        return export_policy(checkpoint, model, options=options, data=data)
+    return export_imported(policy, model, options=options, data=data)
 
 
 def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> dict[str, tuple[Any, str]]:
@@ -146,7 +228,9 @@ def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> 
 
 def _checkpoint(source: Path | None, runs: Path) -> Path | None:
     """Return the policy directory of a run, `None` for a source of another kind."""
-    if source is None or not source.exists():
+    if source is not None and not source.exists():
+        raise RunNotFound(f"there is nothing at {source}", hint="give a run, a model file or an agent's zip")
+    if source is None:
         return latest_policy(source=source, root=runs)
     ours = any((source / name).is_file() for name in ("policy.json", "policy/policy.json", "config.json"))
     return latest_policy(source=source, root=runs) if ours else None

@@ -136,3 +136,16 @@ def test_the_text_form_names_every_check(tmp_path, capsys, recorded):
     assert main(["export", str(tmp_path / "m.tflite"), "--from", str(ZIP), "--calibrate", str(recorded)]) == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("Q01 finite", "Q12 loads", "golden vectors", "quarl-edge evaluate"))
+
+
+def test_choices_are_those_of_the_library_and_refused_before_it_is_loaded():
+    from quarl_edge.cli import export as command
+    from quarl_export.calibration.rules import RangeRule
+    from quarl_export.checks.op_versions import RUNTIMES
+    from quarl_export.schemes import IO_TYPES, SCHEMES
+
+    assert [one.value for one in command.Scheme] == list(SCHEMES)
+    assert [one.value for one in command.Io] == list(IO_TYPES)
+    assert [one.value for one in command.Runtime] == list(reversed(RUNTIMES)) or set(command.Runtime) == set(RUNTIMES)
+    for kind in command.RangeKind:
+        RangeRule(kind=kind.value)
