@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
+import stat
 import tempfile
 from pathlib import Path
 
 from quarl_device.errors import QuarlError
+
+_PIPE_TIMEOUT_S = 5.0
 
 
 def read_capped(path: Path, *, cap_bytes: int, error: type[QuarlError], what: str) -> bytes:
@@ -16,8 +20,11 @@ def read_capped(path: Path, *, cap_bytes: int, error: type[QuarlError], what: st
         QuarlError: of class `error`: missing, a directory, unreadable, or over the cap.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(cap_bytes + 1)
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            waits = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+            data = _read_pipe(file.fileno(), cap_bytes + 1) if waits else file.read(cap_bytes + 1)
+    except TimeoutError:
+        raise error(f"{what} is a pipe that nothing came out of for {_PIPE_TIMEOUT_S:.0f} s: {path}") from None
     except FileNotFoundError:
         raise error(f"{what} not found: {path}") from None
     except IsADirectoryError:
@@ -29,13 +36,33 @@ def read_capped(path: Path, *, cap_bytes: int, error: type[QuarlError], what: st
     return data
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    # A pipe (a password by process substitution) would wait here for its writer, for ever.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read_pipe(handle: int, cap_bytes: int) -> bytes:
+    data = b""
+    while len(data) < cap_bytes:
+        if not select.select([handle], [], [], _PIPE_TIMEOUT_S)[0]:
+            raise TimeoutError
+        chunk = os.read(handle, min(65_536, cap_bytes - len(data)))
+        if not chunk:
+            break
+        data += chunk
+    return data
+
+
 def write_atomic(path: Path, data: bytes, *, error: type[QuarlError], what: str, mode: int = 0o644) -> None:
     """Write `data` to `path` whole or not at all: temp file beside it, fsync, rename, directory fsync.
+
+    A symbolic link is followed: what it points at is replaced.
 
     Raises:
         QuarlError: of class `error`; an existing file at `path` is then untouched.
     """
     temporary = ""
+    path = Path(os.path.realpath(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

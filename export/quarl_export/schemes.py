@@ -26,7 +26,7 @@ from quarl_export.converter import ConverterSettings, Io, convert_with
 from quarl_export.float_models import build_float, input_name
 from quarl_export.graph import repack
 from quarl_export.ir import ImportedPolicy
-from quarl_export.ir.layers import FLOAT_ONLY
+from quarl_export.ir.layers import FLOAT_ONLY, WEIGHTED
 from quarl_export.ir.reference import normalize
 from quarl_export.prologue import prepend_prologue
 from quarl_export.quantized import convert_quantized, end_names
@@ -111,6 +111,9 @@ def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
         if options.keep_float:
             raise UsageError(f"--keep-float means nothing with scheme {options.scheme}: it has no integer activations")
         return
+    weighted = {layer.name for layer in layers.values() if layer.kind in WEIGHTED}
+    if options.keep_float and weighted <= options.keep_float:
+        raise UsageError("all layers with weights are kept in float: nothing is quantized", hint="--scheme float32")
     for layer in layers.values():
         if layer.kind in FLOAT_ONLY and layer.name not in options.keep_float:
             raise ConversionError(

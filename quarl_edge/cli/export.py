@@ -96,7 +96,7 @@ def export(
         RangeKind, typer.Option("--range", help="Ranges from data; bounds are the space's own.")
     ] = RangeKind.MINMAX,
     percentile: Annotated[float, typer.Option(help="Of --range percentile.")] = 99.9,
-    steps: Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)] = 1024,
+    steps: Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)] = 2_048,
     seed: Annotated[int, typer.Option(help="Of playing.", min=0, max=2**31 - 1)] = 0,
     keep_float: Annotated[list[str] | None, typer.Option(help="A layer to keep in float; may be given often.")] = None,
     vecnormalize: Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")] = (
@@ -127,6 +127,11 @@ def export(
       quarl-edge export model.tflite --from actor.keras --env Pendulum-v1 --calibrate recorded.npz --io int8
     """
     check_target(model)
+    for what, path in (("--from", source), ("--vecnormalize", vecnormalize), ("--calibrate", Path(calibrate or "."))):
+        if path is not None and model.exists() and path.exists() and model.samefile(path):
+            raise UsageError(f"{model} is what {what} reads; it would be lost", hint="write to another file")
+    if report_into is not None and report_into.exists() and not report_into.is_dir():
+        raise UsageError(f"--report {report_into} is a file; a page and its data need a directory")
     checkpoint = _checkpoint(source, runs)
     if vecnormalize is not None and (checkpoint is not None or not zipfile.is_zipfile(source or "")):
         raise UsageError("--vecnormalize is for a Stable-Baselines3 zip; this source has its own normaliser")

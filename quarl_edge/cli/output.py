@@ -62,6 +62,8 @@ def check_target(path: Path) -> None:
     folder = path.parent
     if path.is_dir():
         raise ModelFileError(f"model cannot be written: {path} is a directory", hint="name a file: model.tflite")
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"model cannot be written: {path} is no regular file", hint="name a file: model.tflite")
     if not folder.is_dir():
         raise ModelFileError(f"model cannot be written: there is no directory {folder}", hint=f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):

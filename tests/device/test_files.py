@@ -2,10 +2,11 @@
 
 import os
 import stat
+import threading
 
 import pytest
 
-from quarl_device import paths
+from quarl_device import files, paths
 from quarl_device.errors import KeyFileError, ModelFileError, StateUnwritable, UsageError
 from quarl_device.files import read_capped, write_atomic
 
@@ -107,3 +108,31 @@ def test_an_empty_home_is_not_the_root_of_the_file_system(monkeypatch):
     monkeypatch.setenv("HOME", "")
     with pytest.raises(UsageError, match="HOME is empty"):
         paths.config_dir()
+
+
+def test_a_pipe_is_read_to_its_end_within_the_cap(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"secret\n" * 20_000))
+    writer.start()
+    data = read_capped(tmp_path / "pipe", cap_bytes=1_000_000, error=KeyFileError, what="key file")
+    writer.join(5)
+    assert data == b"secret\n" * 20_000
+
+
+def test_a_pipe_that_nothing_comes_out_of_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_PIPE_TIMEOUT_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    keep_open = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        with pytest.raises(KeyFileError, match="pipe that nothing came out of"):
+            read_capped(tmp_path / "pipe", cap_bytes=10, error=KeyFileError, what="key file")
+    finally:
+        os.close(keep_open)
+
+
+def test_a_symbolic_link_is_followed_when_written_through(tmp_path):
+    (tmp_path / "v1").write_bytes(b"old")
+    (tmp_path / "current").symlink_to("v1")
+    write_atomic(tmp_path / "current", b"new", error=KeyFileError, what="key file")
+    assert (tmp_path / "current").is_symlink()
+    assert (tmp_path / "v1").read_bytes() == b"new"

@@ -1,6 +1,7 @@
 """`quarl-edge export` from sources that are no runs: options, calibration, checks, refusals."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
-from quarl_edge.cli import main
+from quarl_edge.cli import app, main
 
 ZIP = Path(__file__).parents[1] / "data" / "sb3" / "dqn_cartpole.zip"
 
@@ -149,3 +150,49 @@ def test_choices_are_those_of_the_library_and_refused_before_it_is_loaded():
     assert [one.value for one in command.Runtime] == list(reversed(RUNTIMES)) or set(command.Runtime) == set(RUNTIMES)
     for kind in command.RangeKind:
         RangeRule(kind=kind.value)
+
+
+DQN = Path(__file__).parent.parent / "data" / "trained" / "dqn_cartpole.zip"
+
+
+def refused(capfd, *words):
+    code = app.run(["export", *map(str, words)])
+    return code, capfd.readouterr().err
+
+
+def test_a_source_is_not_written_over(capfd, tmp_path):
+    target = tmp_path / "agent.zip"
+    target.write_bytes(DQN.read_bytes())
+    code, err = refused(capfd, target, "--from", target)
+    assert code == 2
+    assert "would be lost" in err
+    assert target.read_bytes() == DQN.read_bytes()
+
+
+def test_a_report_that_has_no_place_is_refused_before_anything_is_written(capfd, tmp_path):
+    (tmp_path / "m.tflite").write_text("old")
+    (tmp_path / "page").write_text("a file")
+    code, err = refused(capfd, tmp_path / "m.tflite", "--from", DQN, "--report", tmp_path / "page")
+    assert code == 2
+    assert "need a directory" in err
+    assert (tmp_path / "m.tflite").read_text() == "old"
+
+
+def test_statistics_without_an_agent_are_refused(capfd, tmp_path):
+    (tmp_path / "m.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    code, err = refused(capfd, tmp_path / "o.tflite", "--from", tmp_path / "m.h5", "--vecnormalize", "x.pkl")
+    assert code == 2
+    assert "Stable-Baselines3 zip" in err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_neither_read_nor_written_over(capfd, tmp_path, kind):
+    place = tmp_path / "pipe" if kind == "pipe" else Path("/dev/zero")
+    if kind == "pipe":
+        os.mkfifo(place)
+    code, err = refused(capfd, tmp_path / "o.tflite", "--from", place)
+    assert code == 10
+    assert "not a file" in err
+    code, err = refused(capfd, place, "--from", DQN)
+    assert code == 10
+    assert "no regular file" in err

@@ -24,7 +24,7 @@ def play(
     policy: ImportedPolicy,
     spec: EnvSpec,
     *,
-    steps: int = 1024,
+    steps: int = 2_048,
     seed: int = 0,
     actions: Actions = "mixed",
     allow_module: bool = False,

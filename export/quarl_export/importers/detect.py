@@ -62,6 +62,8 @@ def detect(path: Path) -> Importer:
     Raises:
         ModelFileError: missing, empty, or of no known kind.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ModelFileError(f"not a file and not a directory: {path}", hint=f"give {_TAKEN}")
     found = next((importer for importer in IMPORTERS if importer.matches(path)), None)
     if found is not None:
         return found
