@@ -263,3 +263,14 @@ def test_a_file_whose_weights_were_swapped_is_noticed_by_the_comparison(monkeypa
     monkeypatch.setitem(keras_layers._LAYERS, "Dense", keras_layers._dense)
     with pytest.raises(SourceMismatch, match="q_values"):
         import_policy(HERE / "elu.keras")
+
+
+def test_flipped_bytes_in_an_archive_are_one_clear_error(tmp_path):
+    data = bytearray(rewritten(tmp_path).read_bytes())
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        start = archive.getinfo("config.json").header_offset + 30 + len("config.json")
+    path = tmp_path / "flipped.keras"
+    for at in range(start, start + 60):
+        path.write_bytes(bytes([*data[:at], data[at] ^ 0xFF, *data[at + 1 :]]))
+        with pytest.raises(ModelFileError):
+            import_policy(path)

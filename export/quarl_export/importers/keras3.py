@@ -20,6 +20,7 @@ from quarl_export.importers.keras_config import LayerConfig, parse_model
 from quarl_export.importers.keras_layers import lower
 from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.source import SourceNetwork
+from quarl_export.importers.zips import ZIP_ERRORS
 from quarl_export.ir.policy_graph import ImportedPolicy
 
 _CONFIG, _WEIGHTS, _METADATA = "config.json", "model.weights.h5", "metadata.json"
@@ -33,7 +34,7 @@ def is_keras_archive(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return _CONFIG in archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError):
+    except ZIP_ERRORS:
         return False
 
 
@@ -88,7 +89,7 @@ def _members(path: Path, what: str) -> dict[str, bytes]:
                     members[entry.filename] = member.read(caps[entry.filename] + 1)
                 if len(members[entry.filename]) > caps[entry.filename]:
                     raise ModelFileError(f"{what}: {entry.filename} is over its cap")
-    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+    except ZIP_ERRORS as error:
         raise ModelFileError(f"{what} cannot be read: {str(error)[:200]}") from error
     if _CONFIG not in members:
         raise ModelFileError(f"{what} has no {_CONFIG}: it is no model that Keras saved")
