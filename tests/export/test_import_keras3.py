@@ -13,6 +13,9 @@ import pytest
 
 from quarl_device.errors import ModelFileError, SourceMismatch, SpaceMismatch, UnsafeSource, UnsupportedModel
 from quarl_export.importers import ImportOptions, detect, import_policy
+from quarl_export.importers.functional import Place
+from quarl_export.importers.keras3 import _WeightsFile
+from quarl_export.importers.keras_config import LayerConfig
 from quarl_export.ir import run_reference
 
 HERE = Path(__file__).parents[1] / "data" / "keras3"
@@ -166,6 +169,31 @@ def test_weights_that_unfold_beyond_the_cap_are_refused(tmp_path):
 
     with pytest.raises(ModelFileError, match="over its cap"):
         import_policy(rewritten(tmp_path, weights=inflate))
+
+
+def test_an_array_that_is_not_stored_is_refused(tmp_path):
+    def hollow(file):
+        shape = file["layers/dense/vars/0"].shape
+        del file["layers/dense/vars/0"]
+        file["layers/dense/vars"].create_dataset("0", shape, "f4", chunks=shape)
+
+    with pytest.raises(ModelFileError, match="stores none"):
+        import_policy(rewritten(tmp_path, weights=hollow))
+
+
+def test_an_array_of_many_names_is_read_once():
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file["layers/a/vars/0"] = np.ones((3, 2), np.float32)
+        file["layers/b/vars/0"] = file["layers/a/vars/0"]
+        weights = _WeightsFile(file)
+        first, second = (
+            weights.read(
+                Place(path=(name,), store=(name,)), LayerConfig(name=name, class_name="Dense", config={}, calls=())
+            )
+            for name in "ab"
+        )
+    assert first[0] is second[0]
 
 
 def test_a_configuration_that_unfolds_beyond_the_cap_is_refused(tmp_path):
