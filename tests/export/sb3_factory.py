@@ -47,8 +47,20 @@ class Persistent:
     identity: tuple
 
 
+@dataclass(frozen=True)
+class Raw:
+    opcodes: bytes
+
+
+def doubled(times: int = 60) -> bytes:
+    """Return opcodes of a tuple that holds another one twice, and so on: its `str` would have 2**60 parts."""
+    return b"(" + b")q\x000" + b"".join(b"h%ch%c\x86q%c0" % (n, n, n + 1) for n in range(times)) + b"1h%c" % times
+
+
 def assemble(value: Any) -> bytes:
     """Return the opcodes that push `value`, without an end."""
+    if isinstance(value, Raw):
+        return value.opcodes
     if isinstance(value, Name):
         return b"c" + f"{value.module}\n{value.name}\n".encode()
     if isinstance(value, Call):

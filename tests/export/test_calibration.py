@@ -136,6 +136,17 @@ def test_npz_files_that_do_not_hold_are_refused(tmp_path, monkeypatch):
         load_npz(tmp_path / "whole.npz", contract)
 
 
+def test_flipped_bytes_in_a_compressed_npz_are_one_clear_error(tmp_path):
+    contract = mlp().contract
+    np.savez_compressed(tmp_path / "good.npz", observation=np.arange(400.0).reshape(100, 4))
+    data = (tmp_path / "good.npz").read_bytes()
+    start = 30 + len("observation.npy") + int.from_bytes(data[28:30], "little")
+    for at in range(start, start + 60):
+        (tmp_path / "flipped.npz").write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        with pytest.raises(UsageError):
+            load_npz(tmp_path / "flipped.npz", contract)
+
+
 # ------------------------------------------------------------------ ranges
 
 

@@ -13,6 +13,9 @@ import pytest
 
 from quarl_device.errors import ModelFileError, SourceMismatch, SpaceMismatch, UnsafeSource, UnsupportedModel
 from quarl_export.importers import ImportOptions, detect, import_policy
+from quarl_export.importers.functional import Place
+from quarl_export.importers.keras3 import _WeightsFile
+from quarl_export.importers.keras_config import LayerConfig
 from quarl_export.ir import run_reference
 
 HERE = Path(__file__).parents[1] / "data" / "keras3"
@@ -168,6 +171,31 @@ def test_weights_that_unfold_beyond_the_cap_are_refused(tmp_path):
         import_policy(rewritten(tmp_path, weights=inflate))
 
 
+def test_an_array_that_is_not_stored_is_refused(tmp_path):
+    def hollow(file):
+        shape = file["layers/dense/vars/0"].shape
+        del file["layers/dense/vars/0"]
+        file["layers/dense/vars"].create_dataset("0", shape, "f4", chunks=shape)
+
+    with pytest.raises(ModelFileError, match="stores none"):
+        import_policy(rewritten(tmp_path, weights=hollow))
+
+
+def test_an_array_of_many_names_is_read_once():
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file["layers/a/vars/0"] = np.ones((3, 2), np.float32)
+        file["layers/b/vars/0"] = file["layers/a/vars/0"]
+        weights = _WeightsFile(file)
+        first, second = (
+            weights.read(
+                Place(path=(name,), store=(name,)), LayerConfig(name=name, class_name="Dense", config={}, calls=())
+            )
+            for name in "ab"
+        )
+    assert first[0] is second[0]
+
+
 def test_a_configuration_that_unfolds_beyond_the_cap_is_refused(tmp_path):
     with pytest.raises(ModelFileError, match=r"config\.json is over its cap"):
         import_policy(rewritten(tmp_path, drop=("config.json",), add={"config.json": b" " * (20 << 20)}))
@@ -263,3 +291,14 @@ def test_a_file_whose_weights_were_swapped_is_noticed_by_the_comparison(monkeypa
     monkeypatch.setitem(keras_layers._LAYERS, "Dense", keras_layers._dense)
     with pytest.raises(SourceMismatch, match="q_values"):
         import_policy(HERE / "elu.keras")
+
+
+def test_flipped_bytes_in_an_archive_are_one_clear_error(tmp_path):
+    data = bytearray(rewritten(tmp_path).read_bytes())
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        start = archive.getinfo("config.json").header_offset + 30 + len("config.json")
+    path = tmp_path / "flipped.keras"
+    for at in range(start, start + 60):
+        path.write_bytes(bytes([*data[:at], data[at] ^ 0xFF, *data[at + 1 :]]))
+        with pytest.raises(ModelFileError):
+            import_policy(path)

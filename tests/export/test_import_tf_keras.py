@@ -18,7 +18,9 @@ from quarl_device.errors import (
     UnsafeSource,
     UnsupportedModel,
 )
-from quarl_export.importers import ImportOptions, import_policy
+from quarl_export.importers import ImportOptions, hdf5, import_policy
+from quarl_export.importers.keras_config import parse_model
+from quarl_export.importers.keras_declared import check_declared
 from quarl_export.importers.tf_keras_models import import_keras_model
 from quarl_export.ir import run_reference
 from quarl_export.keras2 import keras, tf
@@ -387,6 +389,58 @@ def test_h5_whose_data_lie_elsewhere_is_refused(tmp_path):
         file.create_dataset("stolen", (10,), "u1", external=[("/etc/hostname", 0, 10)])
     with pytest.raises(UnsafeSource, match="stolen"):
         import_policy(path)
+
+
+def test_arrays_that_are_declared_and_not_stored_are_refused(tmp_path):
+    path = save(model_of(), tmp_path / "model.h5")
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("hollow", (1 << 20,), "f4", chunks=(1 << 10,))
+    with pytest.raises(ModelFileError, match="'hollow' declares 1,048,576 elements and stores none"):
+        import_policy(path)
+
+
+def test_only_what_is_stored_counts_as_stored(tmp_path):
+    path = save(model_of(), tmp_path / "model.h5")
+    with h5py.File(path, "r+") as file:
+        # One chunk of a thousand.
+        file.create_dataset("hollow", (1 << 20,), "f4", chunks=(1 << 10,))[0] = 1
+    edit(path, lambda config: config["config"]["layers"][-1]["config"].update(units=50_000))
+    with pytest.raises(ModelFileError, match="declares 250,000 parameters, its file holds at most 4,106"):
+        import_policy(path)
+
+
+def test_all_arrays_together_have_a_cap(tmp_path, monkeypatch):
+    path = save(model_of(), tmp_path / "model.h5")
+    with h5py.File(path, "r+") as file:
+        for name in ("a", "b"):
+            file[name] = np.zeros(15_000, np.int8)
+    import_policy(path)
+    monkeypatch.setattr(hdf5, "MAX_FILE_BYTES", 100_000)
+    with pytest.raises(ModelFileError, match="over its cap in memory"):
+        import_policy(path)
+
+
+def test_a_layer_that_nothing_depends_on_is_counted_before_it_is_built(tmp_path):
+    entry = layers.Input((4,), name="observation")
+    outputs = [layers.Dense(2, name="q_values")(entry), layers.Dense(1, name="critic")(entry)]
+    path = save(keras.Model(entry, outputs), tmp_path / "model.h5")
+
+    def change(config):
+        config["config"]["output_layers"] = config["config"]["output_layers"][:1]
+        config["config"]["layers"][-1]["config"]["units"] = 10**10
+
+    edit(path, change)
+    with pytest.raises(ModelFileError, match="declares 50,000,000,010 parameters"):
+        import_policy(path)
+
+
+def test_scales_and_statistics_of_every_channel_are_counted(tmp_path):
+    path = save(model_of(layers.Flatten(), layers.BatchNormalization()), tmp_path / "model.h5")
+    with h5py.File(path) as file:
+        parsed = parse_model(json.loads(file.attrs["model_config"]))
+    check_declared(parsed, stored=26, what="it")
+    with pytest.raises(ModelFileError, match="declares 26 parameters, its file holds at most 25"):
+        check_declared(parsed, stored=25, what="it")
 
 
 def test_a_damaged_saved_model_is_refused(tmp_path):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.trackable.resource import TrackableResource
 
 from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
 from quarl_device.errors import ModelFileError, UnsafeSource, UnsupportedModel, UsageError
@@ -12,6 +14,7 @@ from quarl_device.flatbuffer import read_graph
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, encode_metadata
 from quarl_device.runtime import find_runtime
 from quarl_export.importers import ImportOptions, import_policy
+from quarl_export.importers.saved_graph import check_saved_graph
 from quarl_export.importers.tflite_float import import_tflite
 from quarl_export.importers.tflite_operators import lower_operators
 from quarl_export.ir import run_reference
@@ -238,6 +241,182 @@ def test_a_signature_that_reads_a_file_is_refused_before_it_is_loaded(tmp_path):
     path, _ = saved(tmp_path / "agent", names=("action",), act=act)
     with pytest.raises(UnsafeSource, match="ReadFile"):
         import_policy(path)
+
+
+class Resource(TrackableResource):
+    """Writes a file when a loader initializes it; no signature reaches it."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def _create_resource(self):
+        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name="harm", container="")
+
+    def _initialize(self):
+        tf.io.write_file(self.path, "harm")
+
+    def _destroy_resource(self):
+        pass
+
+
+def edited(path, change):
+    """Change the meta graph of a SavedModel."""
+    model = saved_model_pb2.SavedModel()
+    model.ParseFromString((path / "saved_model.pb").read_bytes())
+    change(model.meta_graphs[0])
+    (path / "saved_model.pb").write_bytes(model.SerializeToString())
+
+
+def test_an_initializer_that_no_signature_reaches_is_refused_and_does_not_run(tmp_path):
+    harm = tmp_path / "harm"
+    agent = Agent()
+    agent.table = Resource(str(harm))
+    agent.action = tf.function(agent.act, input_signature=[tf.TensorSpec((1, 4), tf.float32, name="observation")])
+    with without_tensorflow_noise():
+        tf.saved_model.save(agent, str(tmp_path / "agent"), signatures={"action": agent.action})
+    harm.unlink(missing_ok=True)
+    with pytest.raises(UnsafeSource) as caught:
+        import_policy(tmp_path / "agent")
+    assert caught.value.code == 18
+    assert not harm.exists()
+
+
+def as_plain_object(graph):
+    for node in graph.object_graph_def.nodes:
+        if node.WhichOneof("kind") == "resource":
+            node.user_object.identifier = "_generic_user_object"
+
+
+def without_initializers(graph):
+    as_plain_object(graph)
+    graph.collection_def.clear()
+    del graph.signature_def["__saved_model_init_op"]
+    for node in graph.object_graph_def.nodes:
+        for child in node.children:
+            child.local_name = child.local_name.strip("_")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(as_plain_object, "_initialize|_create"), (without_initializers, "operator WriteFile")]
+)
+def test_the_initializer_is_refused_under_any_name(tmp_path, change, said):
+    agent = Agent()
+    agent.table = Resource(str(tmp_path / "harm"))
+    agent.action = tf.function(agent.act, input_signature=[tf.TensorSpec((1, 4), tf.float32, name="observation")])
+    with without_tensorflow_noise():
+        tf.saved_model.save(agent, str(tmp_path / "agent"), signatures={"action": agent.action})
+    edited(tmp_path / "agent", change)
+    with pytest.raises(UnsafeSource, match=said):
+        import_policy(tmp_path / "agent")
+
+
+def an_init_operator(graph):
+    graph.collection_def["saved_model_main_op"].node_list.value[:] = [graph.saver_def.save_tensor_name.split(":")[0]]
+
+
+def a_legacy_init_operator(graph):
+    graph.collection_def["legacy_init_op"].node_list.value.append(graph.saver_def.restore_op_name)
+
+
+def an_asset(graph):
+    graph.asset_file_def.add().filename = "words.txt"
+
+
+def a_node_that_writes(graph):
+    graph.graph_def.node.add(name="x", op="WriteFile")
+
+
+def a_restore_that_saves(graph):
+    graph.saver_def.restore_op_name = graph.saver_def.save_tensor_name.split(":")[0]
+
+
+def a_restore_of_another_file(graph):
+    for function in graph.graph_def.library.function:
+        for node in function.node_def:
+            if node.op == "RestoreV2":
+                node.input[0] = "elsewhere:output:0"
+
+
+def a_function_that_restores(graph):
+    function = next(f for f in graph.graph_def.library.function if "signature_wrapper" in f.signature.name)
+    function.node_def.add(name="x", op="RestoreV2")
+
+
+def a_call_of_the_saver(graph):
+    function = next(f for f in graph.graph_def.library.function if "signature_wrapper" in f.signature.name)
+    saver = next(f for f in graph.graph_def.library.function if "traced_save" in f.signature.name)
+    function.node_def.add(name="x", op="PartitionedCall").attr["f"].func.name = saver.signature.name
+
+
+def an_operator_called_as_a_function(graph):
+    graph.graph_def.node.add(name="x", op="PartitionedCall").attr["f"].func.name = "WriteFile"
+
+
+def a_function_with_an_operators_name(graph):
+    graph.graph_def.library.function.add().signature.name = "WriteFile"
+    graph.graph_def.node.add(name="x", op="WriteFile")
+
+
+def an_object_that_restores_itself(graph):
+    graph.object_graph_def.nodes[0].saveable_objects["x"].restore_function = 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        an_init_operator,
+        a_legacy_init_operator,
+        an_asset,
+        a_node_that_writes,
+        a_restore_that_saves,
+        a_restore_of_another_file,
+        a_function_that_restores,
+        a_call_of_the_saver,
+        an_operator_called_as_a_function,
+        a_function_with_an_operators_name,
+        an_object_that_restores_itself,
+    ],
+)
+def test_what_the_loader_would_run_is_refused(tmp_path, change):
+    path, _ = saved(tmp_path / "agent", names=("action",))
+    edited(path, change)
+    with pytest.raises(UnsafeSource):
+        import_policy(path)
+
+
+def test_a_model_without_objects_is_refused(tmp_path):
+    path, _ = saved(tmp_path / "agent", names=("action",))
+    edited(path, lambda graph: graph.ClearField("object_graph_def"))
+    with pytest.raises(UnsupportedModel, match="TensorFlow 1"):
+        import_policy(path)
+
+
+def test_the_function_that_saves_is_not_handed_to_the_loader(tmp_path):
+    path, _ = saved(tmp_path / "agent", names=("action",))
+
+    def check(graph):
+        check_saved_graph(graph, what="it")
+        library = {function.signature.name for function in graph.graph_def.library.function}
+        assert not any("traced_save" in name for name in library)
+        assert any("traced_restore" in name for name in library)
+
+    edited(path, check)
+
+
+def test_a_keras_model_inside_a_module_passes(tmp_path):
+    """As Keras's `export` and TF-Agents write them: its layers' own functions, for training too, come along."""
+    model = keras.Sequential([
+        layers.Input((6, 6, 1)), layers.Conv2D(2, 3), layers.BatchNormalization(), layers.ReLU(), layers.Flatten(),
+        layers.Dropout(0.1), layers.Dense(3),
+    ])  # fmt: skip
+    module = tf.Module()
+    module.model = randomized(model)
+    signature = [tf.TensorSpec((1, 6, 6, 1), tf.float32, name="observation")]
+    module.act = tf.function(lambda observation: {"logits": model(observation, training=False)}, signature)
+    with without_tensorflow_noise():
+        tf.saved_model.save(module, str(tmp_path / "agent"), signatures={"action": module.act})
+    assert import_policy(tmp_path / "agent").contract.head.kind == "logits"
 
 
 def test_a_damaged_saved_model_is_refused(tmp_path):

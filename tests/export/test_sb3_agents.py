@@ -17,10 +17,12 @@ from sb3_factory import (
     Built,
     Call,
     Name,
+    Raw,
     array,
     box,
     dict_space,
     discrete,
+    doubled,
     dqn_settings,
     dqn_tensors,
     field,
@@ -622,3 +624,38 @@ def test_row_18_the_guide_names_the_whole_way_and_all_that_is_taken():
     for step in ("model.save", "env.save", "quarl-edge export", "--vecnormalize", "quarl-edge evaluate", "--io int8"):
         assert step in guide
     assert f"exit code {UnsafeSource.code}" in guide
+
+
+BOMBS = [Raw(doubled()), Raw(b"\x8a\x20" + b"\x7f" * 32), Raw(b"\x8b\xb8\x0b\0\0" + b"\x7f" * 3_000),
+         Raw(b")" + b"\x85" * 20_000)]  # fmt: skip
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("bomb", BOMBS, ids=["shared", "integer", "huge integer", "deep"])
+def test_values_that_are_bombs_are_one_short_error_wherever_they_are(write, bomb):
+    by_value = Call(Name("cloudpickle.cloudpickle", "_make_skeleton_class"), (Name("builtins", "type"), bomb))
+    bad_shape = Built(Call(BOX, ()), {"_shape": (bomb, bomb), "low": array([0.0]), "high": array([1.0])})
+    for changed in (
+        {"policy_class": field(by_value)},
+        {"policy_class": field(bomb)},
+        {"policy_kwargs": field({"normalize_images": bomb})},
+        {"policy_kwargs": field({"use_sde": bomb})},
+        {"policy_kwargs": field({"clip_mean": bomb})},
+        {"policy_kwargs": field({"activation_fn": bomb})},
+        {"policy_kwargs": field({"features_extractor_class": bomb})},
+        {"action_space": field(discrete(2, bomb))},
+        {"action_space": field(discrete(bomb))},
+        {"observation_space": field(bad_shape)},
+        {"observation_space": field(bomb)},
+    ):
+        with pytest.raises(QuarlError) as caught:
+            read(write(**changed))
+        assert len(caught.value.message) < 400
+
+
+def test_settings_of_json_that_is_nested_deeply_are_one_short_error(write):
+    nested = []
+    for _ in range(900):
+        nested = [nested]
+    with pytest.raises(ModelFileError, match="use_sde is list"):
+        read(write(use_sde=nested))

@@ -12,6 +12,7 @@ from sb3_factory import SB3, Call, Name, pickled, tensor, torch_archive, zipped
 
 from quarl_device.errors import ModelFileError, QuarlError, UnsafeSource
 from quarl_export.importers.sb3 import tensors as tensors_module
+from quarl_export.importers.sb3.archive import Members
 from quarl_export.importers.sb3.tensors import TensorArchive
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -188,6 +189,22 @@ def test_the_number_of_weights_is_capped(monkeypatch):
     monkeypatch.setattr(tensors_module, "MAX_ELEMENTS", 20)
     assert len(everything(torch_archive({"a": VALUES}))) == 1
     with pytest.raises(ModelFileError, match="24 weights are over the cap of 20"):
+        everything(torch_archive({"a": VALUES, "b": VALUES}))
+
+
+def test_a_storage_is_inflated_once_for_all_its_tensors(monkeypatch):
+    read, asked = Members.read, []
+    monkeypatch.setattr(Members, "read", lambda self, name, **caps: (asked.append(name), read(self, name, **caps))[1])
+    rows = {f"row{n}": tensor(VALUES, "0", offset=4 * n, shape=(4,), strides=(1,)) for n in range(3)}
+    found = everything(with_pickle(rows))
+    assert [found[name].tolist() for name in rows] == VALUES.tolist()
+    assert asked.count("archive/data/0") == 1
+
+
+def test_the_number_of_tensors_is_capped(monkeypatch):
+    monkeypatch.setattr(tensors_module, "MAX_TENSORS", 1)
+    assert len(everything(torch_archive({"a": VALUES}))) == 1
+    with pytest.raises(ModelFileError, match="2 tensors are over the cap of 1"):
         everything(torch_archive({"a": VALUES, "b": VALUES}))
 
 

@@ -3,17 +3,18 @@
 import collections
 import pickle
 import random
+import struct
 import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sb3_factory import Built, Call, Name, Persistent, array, assemble, pickled
+from sb3_factory import Built, Call, Name, Persistent, array, assemble, doubled, pickled
 
 from quarl_device.errors import ModelFileError, QuarlError, UnsafeSource
 from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array
-from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle
+from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle, shown
 
 NOTHING = Vocabulary()
 ANYTHING = Vocabulary(names=("",))
@@ -175,8 +176,68 @@ def test_what_refers_to_itself_is_no_trap():
     ring.append(ring)
     found = read(pickle.dumps(ring))
     assert found[0] is found
-    deep = b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b"."
-    assert isinstance(read(deep), list)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"]" * 20_000 + b"a" * 19_999,
+        b")" + b"\x85" * 20_000,
+        b"}K\x01" + b"]" * 20_000 + b"a" * 19_999 + b"s",
+        # Filled from the outside in.
+        b"]q\x00" + b"".join(b"]r" + struct.pack("<I", n) for n in range(1, 2_000))
+        + b"0" * 2_000 + b"h\x00" + b"".join(b"j" + struct.pack("<I", n) + b"a0j" + struct.pack("<I", n)
+        for n in range(1, 2_000)) + b"0h\x00",
+    ],
+)  # fmt: skip
+def test_what_is_nested_too_deeply_is_refused(data):
+    with pytest.raises(ModelFileError, match="levels"):
+        read(b"\x80\x02" + data + b".")
+
+
+def test_long_chains_of_shared_parts_are_no_bombs():
+    found = read(b"\x80\x02" + doubled() + b".")
+    assert shown(found) == "tuple"
+
+
+@pytest.mark.parametrize("bytes_", [33, 3_000])
+def test_integers_have_a_cap(bytes_):
+    data = b"\x80\x02\x8b" + struct.pack("<I", bytes_) + b"\x7f" * bytes_ + b"."
+    with pytest.raises(ModelFileError, match="an integer of"):
+        read(data)
+
+
+def test_what_is_shown_is_short():
+    assert [shown(value) for value in (None, True, 2.5, 7, "x" * 99)] == ["None", "True", "2.5", "7", repr("x" * 40)]
+    assert [shown(value) for value in ((1,), [], {}, b"x", 1 << 90)] == ["tuple", "list", "dict", "bytes", "int"]
+    assert shown(Global("a.B")) == "a.B"
+
+
+def test_names_and_arguments_have_caps():
+    with pytest.raises(ModelFileError, match="endless name"):
+        read(b"\x80\x02cm\n" + b"n" * 1_001 + b"\n.", ANYTHING)
+    with pytest.raises(ModelFileError, match="arguments"):
+        read(b"\x80\x02cm\nC\n(" + b"N" * 300 + b"tR.", ANYTHING)
+    with pytest.raises(ModelFileError, match="arguments"):
+        read(b"\x80\x04cm\nC\n(" + b"N" * 300 + b"t}(X\x01\x00\x00\x00kNu\x92.", ANYTHING)
+
+
+@pytest.mark.parametrize("value", [doubled(), b"\x8a\x20" + b"\x7f" * 32])
+def test_a_dtype_or_byte_order_that_is_a_bomb_is_one_short_error(value):
+    dtype = b"\x80\x02cnumpy\ndtype\n"
+    with pytest.raises(ModelFileError) as caught:
+        read(dtype + value + b"\x85R.", ARRAYS)
+    assert len(caught.value.message) < 200
+    state = b"X\x02\x00\x00\x00f4\x85R(K\x03" + value + b"tb."
+    with pytest.raises(ModelFileError) as caught:
+        read(dtype + state, ARRAYS)
+    assert len(caught.value.message) < 200
+
+
+def test_axes_that_are_a_bomb_are_refused():
+    head = b"\x80\x02cnumpy._core.numeric\n_frombuffer\n(B\x02\x00\x00\x00abcnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R"
+    with pytest.raises(ModelFileError, match="axes"):
+        read(head + b"K\x01K\x02\x86X\x01\x00\x00\x00K(" + doubled() + doubled() + b"ttR.", ARRAYS)
 
 
 @settings(max_examples=300)

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from sb3_factory import SB3, Built, Call, Name, array, pickled
+from sb3_factory import SB3, Built, Call, Name, Raw, array, doubled, pickled
 
 from quarl_device.contract import ObservationSpec
 from quarl_device.errors import ModelFileError, NonFiniteError, SpaceMismatch, UnsafeSource, UnsupportedModel
@@ -79,6 +79,15 @@ def test_statistics_that_are_no_numbers(tmp_path):
 def test_what_does_not_hold_is_refused(tmp_path, changed):
     with pytest.raises(ModelFileError):
         read_vecnormalize(write(tmp_path / "v.pkl", **changed))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["clip_obs", "epsilon", "norm_obs_keys", "obs_rms"])
+def test_values_that_are_bombs_are_one_short_error(tmp_path, name):
+    for bomb in (Raw(doubled()), Raw(b"]" + doubled() + b"a"), Raw(b"\x8b\xb8\x0b\0\0" + b"\x7f" * 3_000)):
+        with pytest.raises(ModelFileError) as caught:
+            read_vecnormalize(write(tmp_path / "v.pkl", **{name: bomb}))
+        assert len(caught.value.message) < 400
 
 
 def test_other_pickles_and_files_are_refused(tmp_path):

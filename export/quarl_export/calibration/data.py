@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import NonFiniteError, UsageError
 from quarl_device.files import read_capped
+from quarl_export.importers.zips import ZIP_ERRORS
 
 MAX_NPZ_BYTES = 256 * 1024 * 1024
 MAX_UNPACKED_BYTES = 1024 * 1024 * 1024
@@ -103,7 +104,7 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
             raise UsageError(f"calibration file {path} unpacks to {unpacked:,} bytes, allowed {MAX_UNPACKED_BYTES:,}")
         with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
             arrays = {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError, MemoryError) as error:
+    except (*ZIP_ERRORS, MemoryError) as error:
         raise UsageError(
             f"calibration file {path} cannot be read as npz: {error}",
             hint="write it with numpy.savez(path, observation=rows)",

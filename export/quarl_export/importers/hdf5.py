@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from quarl_device.files import read_capped
 MAX_FILE_BYTES = 1 << 30
 MAX_ATTRIBUTE_BYTES = 1 << 24
 _MAX_OBJECTS = 20_000
+# Of a number once it is read.
+_READ_BYTES = 4
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
@@ -27,12 +30,12 @@ def open_hdf5(data: bytes, *, what: str) -> Iterator[h5py.File]:
     """Open HDF5 bytes whose every member has been checked.
 
     Raises:
-        ModelFileError: not HDF5, damaged, or over a cap.
+        ModelFileError: not HDF5, damaged, over a cap, or with an array that is declared and not stored.
         UnsafeSource: a link out of the file, or data that lie outside of it.
     """
     try:
         with h5py.File(io.BytesIO(data), "r") as file:
-            _check_group(file, what, [0])
+            _check_group(file, what, _Seen())
             yield file
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         raise ModelFileError(f"{what} cannot be read: {str(error)[:200]}") from error
@@ -43,10 +46,24 @@ def read_hdf5(path: Path, *, what: str) -> bytes:
     return read_capped(path, cap_bytes=MAX_FILE_BYTES, error=ModelFileError, what=what)
 
 
-def _check_group(group: h5py.Group, what: str, seen: list[int]) -> None:
+@dataclass
+class _Seen:
+    """What was counted so far.
+
+    Attributes:
+        members: of all groups.
+        unpacked: bytes that all datasets have in memory, as float32 where their own numbers are smaller; one that has
+            two names counts twice.
+    """
+
+    members: int = 0
+    unpacked: int = 0
+
+
+def _check_group(group: h5py.Group, what: str, seen: _Seen) -> None:
     for name in group:
-        seen[0] += 1
-        if seen[0] > _MAX_OBJECTS:
+        seen.members += 1
+        if seen.members > _MAX_OBJECTS:
             raise ModelFileError(f"{what} has more than {_MAX_OBJECTS:,} members")
         link = group.get(name, getlink=True)
         if not isinstance(link, h5py.HardLink):
@@ -55,15 +72,19 @@ def _check_group(group: h5py.Group, what: str, seen: list[int]) -> None:
         if isinstance(item, h5py.Group):
             _check_group(item, what, seen)
         elif isinstance(item, h5py.Dataset):
-            _check_dataset(item, name, what)
+            _check_dataset(item, name, what, seen)
 
 
-def _check_dataset(dataset: h5py.Dataset, name: str, what: str) -> None:
+def _check_dataset(dataset: h5py.Dataset, name: str, what: str, seen: _Seen) -> None:
     if dataset.external or dataset.is_virtual:
         raise UnsafeSource(f"{what}: the data of {name[:80]!r} lie in another file")
+    size = int(dataset.size or 0)
     # Compressed data may unfold to far more than the file has.
-    if dataset.size is not None and dataset.size * max(1, dataset.dtype.itemsize) > MAX_FILE_BYTES:
-        raise ModelFileError(f"{what}: {name[:80]!r} of {dataset.size:,} elements is over its cap")
+    seen.unpacked += size * max(_READ_BYTES, dataset.dtype.itemsize)
+    if seen.unpacked > MAX_FILE_BYTES:
+        raise ModelFileError(f"{what}: with {name[:80]!r} of {size:,} elements it is over its cap in memory")
+    if size and not dataset.id.get_storage_size():
+        raise ModelFileError(f"{what}: {name[:80]!r} declares {size:,} elements and stores none")
 
 
 def read_array(group: h5py.Group, name: str) -> NDArray[np.float32]:
@@ -80,9 +101,14 @@ def read_array(group: h5py.Group, name: str) -> NDArray[np.float32]:
 
 
 def count_numbers(file: h5py.File) -> int:
-    """Return how many numbers all datasets of a file hold."""
+    """Return how many numbers all datasets of a file can hold: as many as are declared, of a stored byte at least."""
     sizes: list[int] = []
-    file.visititems(lambda _, item: sizes.append(int(item.size or 0)) if isinstance(item, h5py.Dataset) else None)
+
+    def count(_: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset):
+            sizes.append(min(int(item.size or 0), int(item.id.get_storage_size())))
+
+    file.visititems(count)
     return sum(sizes)
 
 

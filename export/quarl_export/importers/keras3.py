@@ -20,6 +20,7 @@ from quarl_export.importers.keras_config import LayerConfig, parse_model
 from quarl_export.importers.keras_layers import lower
 from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.source import SourceNetwork
+from quarl_export.importers.zips import ZIP_ERRORS
 from quarl_export.ir.policy_graph import ImportedPolicy
 
 _CONFIG, _WEIGHTS, _METADATA = "config.json", "model.weights.h5", "metadata.json"
@@ -33,7 +34,7 @@ def is_keras_archive(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return _CONFIG in archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError):
+    except ZIP_ERRORS:
         return False
 
 
@@ -54,7 +55,7 @@ def read_keras_archive(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     if _WEIGHTS not in members:
         raise ModelFileError(f"{what} has no {_WEIGHTS}", hint="save it with model.save()")
     with open_hdf5(members[_WEIGHTS], what=f"{what}: {_WEIGHTS}") as file:
-        flat = flatten_model(model, lambda place, layer: _weights(file, place, layer))
+        flat = flatten_model(model, _WeightsFile(file).read)
     # TensorFlow only where something is to be compared: a file that is refused is refused at once.
     draft = lower(flat)
     from quarl_export.importers.eager import run_layers
@@ -88,24 +89,45 @@ def _members(path: Path, what: str) -> dict[str, bytes]:
                     members[entry.filename] = member.read(caps[entry.filename] + 1)
                 if len(members[entry.filename]) > caps[entry.filename]:
                     raise ModelFileError(f"{what}: {entry.filename} is over its cap")
-    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+    except ZIP_ERRORS as error:
         raise ModelFileError(f"{what} cannot be read: {str(error)[:200]}") from error
     if _CONFIG not in members:
         raise ModelFileError(f"{what} has no {_CONFIG}: it is no model that Keras saved")
     return members
 
 
-def _weights(file: h5py.File, place: Place, layer: LayerConfig) -> Sequence[NDArray[Any]]:
-    """Return a layer's arrays in order; none for a layer that has no group."""
+class _WeightsFile:
+    """Gives layers their arrays, each read once, however many layers, names and calls share it."""
+
+    def __init__(self, file: h5py.File) -> None:
+        self._file = file
+        self._arrays: dict[int, NDArray[Any]] = {}
+
+    def read(self, place: Place, layer: LayerConfig) -> Sequence[NDArray[Any]]:
+        """Return a layer's arrays in order; none for a layer that has no group."""
+        variables = _variables(self._file, place)
+        if variables is None:
+            return ()
+        if len(variables) > _MAX_ARRAYS:
+            raise ModelFileError(f"layer {layer.name!r} has {len(variables)} arrays in the weights file")
+        return [self._array(variables, str(number)) for number in range(len(variables))]
+
+    def _array(self, variables: h5py.Group, name: str) -> NDArray[Any]:
+        item = variables.get(name)
+        if item is None:
+            return read_array(variables, name)
+        address = int(h5py.h5o.get_info(item.id).addr)
+        if address not in self._arrays:
+            self._arrays[address] = read_array(variables, name)
+        return self._arrays[address]
+
+
+def _variables(file: h5py.File, place: Place) -> h5py.Group | None:
     group: Any = file
     for store in place.store:
         inside = next((group[name] for name in ("layers", "_layer_checkpoint_dependencies") if name in group), None)
         group = inside.get(store) if isinstance(inside, h5py.Group) else None
         if not isinstance(group, h5py.Group):
-            return ()
+            return None
     variables = group.get("vars")
-    if not isinstance(variables, h5py.Group):
-        return ()
-    if len(variables) > _MAX_ARRAYS:
-        raise ModelFileError(f"layer {layer.name!r} has {len(variables)} arrays in the weights file")
-    return [read_array(variables, str(number)) for number in range(len(variables))]
+    return variables if isinstance(variables, h5py.Group) else None

@@ -1,6 +1,9 @@
-"""How many parameters a Keras configuration declares, counted without making one of them.
+"""How many parameters the acting layers of a Keras configuration declare, counted without allocating them.
 
-Keras allocates what a configuration says. A file of a kilobyte can say a terabyte, so it is asked first.
+Keras allocates what a configuration says. A file of a kilobyte can say a terabyte, so it is asked first. Only layers
+that an output depends on are counted here, before TensorFlow is asked anything; whoever lets Keras build the model
+counts the rest too (`tf_keras_models`). Archives of Keras 3 are never built by Keras and need no count: their arrays
+are read as they are stored, under the caps of `hdf5`.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ MAX_ACTIVATION = 1 << 24
 
 
 def check_declared(model: ModelConfig, *, stored: int, what: str) -> None:
-    """Refuse a model that declares more parameters than its file can hold, or tensors that no policy has.
+    """Refuse a model whose acting layers declare more parameters than its file holds, or tensors that no policy has.
+
+    Statistics of a Normalization count as one number each: they can be no larger than what it reads, which has a cap.
 
     Args:
         model: parsed.
-        stored: how many numbers its file holds, at most.
+        stored: how many numbers its file holds, at most; of what is stored, not of what it declares.
         what: names the file in errors.
 
     Raises:
@@ -68,14 +73,14 @@ def _weight_shapes(class_name: str, config: Mapping[str, Any], shape: Shape) -> 
     if class_name == "SeparableConv2D":
         filters, inner = int(config["filters"]), channels * multiplier
         return [(*window, channels, multiplier), (1, 1, inner, filters), (filters,)][: 2 + bias]
-    # Statistics of a channel each: their number does not matter, one value stands for all.
+    # A number for each channel; statistics along other axes are counted as one number.
     scaled = int(config.get("scale", True) is True) + int(config.get("center", True) is True)
     # A Normalization that was given its statistics keeps them in the configuration.
     adapted = 2 * int(config.get("mean") is None)
-    values = {"BatchNormalization": scaled + 2, "LayerNormalization": scaled, "Normalization": adapted}.get(
-        class_name, 0
-    )
-    return [(1,)] * values
+    if class_name == "Normalization":
+        return [(1,)] * adapted
+    values = {"BatchNormalization": scaled + 2, "LayerNormalization": scaled}.get(class_name, 0)
+    return [(channels,)] * values
 
 
 def _window(value: Any) -> tuple[int, int]:

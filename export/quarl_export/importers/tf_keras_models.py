@@ -91,6 +91,7 @@ def read_h5(path: Path, *, options: ImportOptions) -> ImportedPolicy:
         )
     parsed = parse_model(config)
     check_declared(parsed, stored=stored, what=what)
+    _check_whole(parsed, config, stored, what)
     model = rebuild(parsed, config)
     _check_order(model, names, what)
     with tempfile.TemporaryDirectory() as folder:
@@ -140,6 +141,7 @@ def read_keras_saved_model(path: Path, *, options: ImportOptions) -> ImportedPol
     parsed = parse_model(config)
     size = sum(part.stat().st_size for part in (path / "variables").glob("variables.data-*"))
     check_declared(parsed, stored=size // _LEAST_BYTES, what=what)
+    _check_whole(parsed, config, size // _LEAST_BYTES, what)
     model = rebuild(parsed, config)
     _load(model, path / "variables" / "variables", what)
     return import_keras_model(model, options=options, kind="tf_keras SavedModel", provenance={"path": path.name})
@@ -200,6 +202,17 @@ def rebuild(parsed: ModelConfig, data: Any) -> Any:
     except Exception as error:
         raise UnsupportedModel(f"Keras cannot rebuild model {parsed.name!r}: {_short(error)}") from error
     return model
+
+
+def _check_whole(parsed: ModelConfig, data: Any, stored: int, what: str) -> None:
+    """Refuse a model whose layers, those that no output depends on included, have more parameters than are stored.
+
+    It is built in a graph that is thrown away, where variables are names and nothing is allocated.
+    """
+    with tf.Graph().as_default():
+        count = rebuild(parsed, data).count_params()
+    if count > stored:
+        raise ModelFileError(f"{what} declares {count:,} parameters, its file holds at most {stored:,}")
 
 
 def _clean(entry: Mapping[str, Any]) -> dict[str, Any]:

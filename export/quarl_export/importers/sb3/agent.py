@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from quarl_device.errors import ModelFileError, UnsupportedModel
 from quarl_export.importers.sb3.spaces import decode_field
-from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle
+from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle, shown
 from quarl_export.ir.layers import Kind
 
 Family = Literal["dqn", "actor_critic", "sac", "td3"]
@@ -77,7 +77,7 @@ def read_agent(settings: Mapping[str, Any], *, what: str) -> Agent:
         ModelFileError: missing or damaged fields.
         UnsupportedModel: a policy, extractor or activation that is not exported, by its name.
     """
-    name = _shown(_field(settings, "policy_class", what))
+    name = _name(_field(settings, "policy_class", what))
     family, extractor = _policy(name, what)
     arguments = _field(settings, "policy_kwargs", what)
     if not isinstance(arguments, dict):
@@ -107,12 +107,14 @@ def _field(settings: Mapping[str, Any], name: str, what: str) -> Any:
     return settings[name] or {}
 
 
-def _shown(value: Any) -> str:
+def _name(value: Any) -> str:
     """Return the name of what a pickle gives; classes that travel by value carry theirs as an argument."""
-    if isinstance(value, Record):
-        by_value = value.name.endswith("._make_skeleton_class") and len(value.arguments) > 1
-        return str(value.arguments[1])[:80] if by_value else value.name[:120]
-    return value.name[:120] if isinstance(value, Global) else repr(type(value).__name__)
+    if not isinstance(value, Record):
+        return shown(value)
+    if value.name.endswith("._make_skeleton_class") and len(value.arguments) > 1:
+        name = value.arguments[1]
+        return name[:80] if isinstance(name, str) else shown(name)
+    return value.name[:120]
 
 
 def _policy(name: str, what: str) -> tuple[Family, Extractor]:
@@ -152,7 +154,7 @@ def _extractor(arguments: Mapping[str, Any], default: Extractor, what: str) -> E
     given = arguments.get("features_extractor_class")
     if given is None:
         return default
-    name = _shown(given)
+    name = _name(given)
     if not isinstance(given, Global) or name not in _EXTRACTORS:
         raise UnsupportedModel(
             f"{what}: features extractor {name} is none that can be exported",
@@ -166,7 +168,7 @@ def _activation(arguments: Mapping[str, Any], default: Kind, what: str) -> Kind 
     given = arguments.get("activation_fn")
     if given is None:
         return default
-    name = _shown(given)
+    name = _name(given)
     if not isinstance(given, Global) or name not in _ACTIVATIONS:
         known = ", ".join(each.rsplit(".", 1)[-1] for each in _ACTIVATIONS)
         raise UnsupportedModel(
@@ -181,12 +183,12 @@ def _flag(values: Mapping[str, Any], name: str, *, default: bool, what: str) -> 
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise ModelFileError(f"{what}: {name} is {str(value)[:40]!r}, expected true or false")
+        raise ModelFileError(f"{what}: {name} is {shown(value)}, expected true or false")
     return value
 
 
 def _number(values: Mapping[str, Any], name: str, *, default: float, what: str) -> float:
     value = values.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e6 < value < 1e6:
-        raise ModelFileError(f"{what}: {name} is {str(value)[:40]!r}, expected a number")
+        raise ModelFileError(f"{what}: {name} is {shown(value)}, expected a number")
     return max(0.0, float(value))

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from quarl_device.errors import ModelFileError, UnsafeSource
+from quarl_export.importers.zips import ZIP_ERRORS
 
 MAX_FILE_BYTES = 1 << 30
 MAX_MEMBERS = 4_096
@@ -24,11 +23,6 @@ MAX_JSON_BYTES = 64 << 20
 MAX_POLICY_BYTES = 512 << 20
 MAX_RATIO = 200
 """Decompressed to compressed size. DEFLATE reaches 1,032 on zeros; trained weights and JSON stay under 10."""
-
-_ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError,
-)  # fmt: skip
-"""What zipfile raises over archives that are damaged; names that are no UTF-8 are a ValueError."""
 
 _DATA, _POLICY, _VERSION = "data", "policy.pth", "_stable_baselines3_version"
 
@@ -61,7 +55,7 @@ def is_sb3(path: Path) -> bool:
             file.seek(0)
             with zipfile.ZipFile(file) as archive:
                 return {_DATA, _POLICY} <= set(archive.namelist()[:MAX_MEMBERS])
-    except _ZIP_ERRORS:
+    except ZIP_ERRORS:
         return False
 
 
@@ -121,7 +115,7 @@ class Members:
         self._what = what
         try:
             self._archive = zipfile.ZipFile(file)
-        except _ZIP_ERRORS as error:
+        except ZIP_ERRORS as error:
             raise ModelFileError(f"{what} is not a zip archive, or one that was cut off: {error}") from error
         infos = self._archive.infolist()
         if len(infos) > MAX_MEMBERS:
@@ -165,7 +159,7 @@ class Members:
             )
         try:
             data = self._archive.read(name)
-        except _ZIP_ERRORS as error:
+        except ZIP_ERRORS as error:
             raise ModelFileError(f"{self._what}: member {name[:80]!r} is damaged: {error}") from error
         if len(data) != self.sizes[name]:
             raise ModelFileError(f"{self._what}: member {name[:80]!r} was cut off")

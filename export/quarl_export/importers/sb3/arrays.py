@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import ModelFileError
+from quarl_export.importers.sb3.unpickle import shown
 
 MAX_ARRAY_ELEMENTS = 16_777_216
 _CODE = re.compile(r"[fiu][1248]|b1")
@@ -29,14 +30,14 @@ class PickledDtype:
 
     def __init__(self, code: Any, *_: Any) -> None:
         if not isinstance(code, str) or not _CODE.fullmatch(code):
-            raise ModelFileError(f"a pickled array has dtype {str(code)[:40]!r}; only plain numbers are read")
+            raise ModelFileError(f"a pickled array has dtype {shown(code)}; only plain numbers are read")
         self.dtype: np.dtype[Any] = np.dtype(code)
 
     def build(self, state: Any) -> None:
         """Take (version, byte order, ...)."""
         order = state[1]
         if order not in ("<", ">", "|", "="):
-            raise ValueError(f"byte order {order!r}")
+            raise ValueError(f"byte order {shown(order)}")
         self.dtype = self.dtype.newbyteorder("<" if order == "=" else order)
 
 
@@ -52,7 +53,7 @@ class PickledArray:
         made = cls()
         made.build((1, shape, dtype, order == "F", data))
         if order == "K" and axes is not None and made._array is not None:
-            if not isinstance(axes, (tuple, list)) or sorted(axes) != list(range(made._array.ndim)):
+            if not _is_permutation(axes, made._array.ndim):
                 raise ValueError("an array's order of axes")
             made._array = made._array.transpose(axes)
         return made
@@ -68,7 +69,7 @@ class PickledArray:
         count = math.prod(shape)
         if count > MAX_ARRAY_ELEMENTS or count * dtype.dtype.itemsize != len(data):
             raise ValueError(f"an array of shape {tuple(shape)[:8]} in {len(data)} bytes")
-        flat = np.frombuffer(bytes(data), dtype.dtype)
+        flat = np.frombuffer(data, dtype.dtype)
         self._array = flat.reshape(shape, order="F" if fortran else "C")
 
     @property
@@ -77,6 +78,12 @@ class PickledArray:
         if self._array is None:
             raise ModelFileError("a pickled array has no content")
         return self._array.astype(self._array.dtype.newbyteorder("="))
+
+
+def _is_permutation(axes: Any, count: int) -> bool:
+    if not isinstance(axes, (tuple, list)) or len(axes) != count or not all(isinstance(axis, int) for axis in axes):
+        return False
+    return sorted(axes) == list(range(count))
 
 
 def _scalar(dtype: Any, data: Any) -> int | float | bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quarl_device.errors import ModelFileError, UnsupportedSpace
 from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, PickledDtype, as_array
-from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle
+from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle, shown
 
 MAX_FIELD_BYTES = 32 << 20
 SINGLE = "observation"
@@ -91,7 +91,7 @@ def observation_spaces(settings: Mapping[str, Any], *, what: str) -> Mapping[str
     parts = _state(record, what).get("spaces") or record.items
     if not isinstance(parts, dict) or not parts:
         raise ModelFileError(f"{what}: the observation space is a Dict of nothing")
-    return {str(key): _box(part, f"{what}: observation {str(key)[:64]!r}") for key, part in parts.items()}
+    return {str(key): _box(part, f"{what}: observation {shown(key)}") for key, part in parts.items()}
 
 
 def action_space(settings: Mapping[str, Any], *, what: str) -> Box | Discrete:
@@ -109,7 +109,7 @@ def action_space(settings: Mapping[str, Any], *, what: str) -> Box | Discrete:
             raise ModelFileError(f"{what}: the action space is Discrete without a count")
         if start != 0:
             raise UnsupportedSpace(
-                f"{what}: actions are counted from {start}; Stable-Baselines3 itself acts from 0",
+                f"{what}: actions are counted from {shown(start)}; Stable-Baselines3 itself acts from 0",
                 hint="train on an environment whose Discrete space starts at 0",
             )
         return Discrete(n=n)
@@ -158,8 +158,12 @@ def _box(space: Any, what: str) -> Box:
     low, high = (as_array(state.get(bound), what=what) for bound in ("low", "high"))
     shape = state.get("_shape", state.get("shape"))
     if not isinstance(shape, tuple) or low.shape != shape or high.shape != shape or math.prod(shape) < 1:
-        raise ModelFileError(f"{what}: shape {str(shape)[:60]} with bounds of {low.shape[:8]} and {high.shape[:8]}")
+        raise ModelFileError(f"{what}: shape {_shape(shape)} with bounds of {low.shape[:8]} and {high.shape[:8]}")
     return Box(shape=shape, dtype=_dtype(state.get("dtype"), low), low=low, high=high)
+
+
+def _shape(value: Any) -> str:
+    return f"({', '.join(map(shown, value[:8]))})" if isinstance(value, tuple) else shown(value)
 
 
 def _dtype(value: Any, low: NDArray[Any]) -> str:

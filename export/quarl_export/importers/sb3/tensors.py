@@ -22,6 +22,7 @@ from quarl_export.importers.sb3.unpickle import Global, Vocabulary, read_pickle
 
 MAX_PICKLE_BYTES = 8 << 20
 MAX_STORAGE_BYTES = 512 << 20
+MAX_TENSORS = 4_096
 MAX_ELEMENTS = 128 << 20
 """Of all tensors that are kept, together."""
 
@@ -92,13 +93,22 @@ class TensorArchive:
         total = sum(math.prod(tensor.shape) for tensor in kept.values())
         if total > MAX_ELEMENTS:
             raise ModelFileError(f"{self._what}: {total:,} weights are over the cap of {MAX_ELEMENTS:,}")
-        return {name: self._array(tensor, f"{self._what}: {name[:80]}") for name, tensor in kept.items()}
+        if len(kept) > MAX_TENSORS:
+            raise ModelFileError(f"{self._what}: {len(kept):,} tensors are over the cap of {MAX_TENSORS:,}")
+        by_storage: dict[str, list[str]] = {}
+        for name, tensor in kept.items():
+            by_storage.setdefault(tensor.storage.key, []).append(name)
+        arrays: dict[str, NDArray[Any]] = {}
+        for key, names in by_storage.items():
+            # Inflated once, however many tensors share it.
+            data = self._members.read(f"{self._prefix}data/{key}", cap_bytes=MAX_STORAGE_BYTES)
+            arrays.update({name: self._array(kept[name], data, f"{self._what}: {name[:80]}") for name in names})
+        return {name: arrays[name] for name in kept}
 
-    def _array(self, tensor: _Tensor, what: str) -> NDArray[Any]:
+    def _array(self, tensor: _Tensor, data: bytes, what: str) -> NDArray[Any]:
         storage = tensor.storage
         kind = storage.kind.removeprefix("torch.")
         dtype = np.dtype(self._order + _STORAGES[storage.kind])
-        data = self._members.read(f"{self._prefix}data/{storage.key}", cap_bytes=MAX_STORAGE_BYTES)
         if len(data) != storage.elements * dtype.itemsize:
             raise ModelFileError(
                 f"{what}: its storage has {len(data):,} bytes for {storage.elements:,} elements of {kind}"

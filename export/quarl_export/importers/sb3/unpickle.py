@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import pickletools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from quarl_device.errors import ModelFileError, UnsafeSource
 
 MAX_NAME_SHOWN = 120
+MAX_NAME = 1_000
+MAX_INTEGER_BITS = 256
+MAX_NESTING = 500
+MAX_ARGUMENTS = 256
 _MARK = object()
 
 
@@ -49,6 +53,20 @@ class Record:
     state: Any = None
     items: dict[Any, Any] = field(default_factory=dict)
     elements: list[Any] = field(default_factory=list)
+
+
+def shown(value: Any) -> str:
+    """Return what a message may say of a value of a stranger's: short scalars as they are, else the type's name.
+
+    Nothing is asked for its `repr`: a tuple that holds another one twice, many times over, has one without end.
+    """
+    if isinstance(value, str):
+        return repr(value[:40])
+    if value is None or isinstance(value, (bool, float)):
+        return str(value)
+    if isinstance(value, int) and value.bit_length() <= 64:
+        return str(value)
+    return value.name[:MAX_NAME_SHOWN] if isinstance(value, Global) else type(value).__name__
 
 
 @runtime_checkable
@@ -85,12 +103,14 @@ def read_pickle(data: bytes, vocabulary: Vocabulary, *, what: str) -> Any:
     """Return what a pickle holds, as plain data, `Global`, `Record` and what `vocabulary.calls` makes.
 
     Args:
-        data: the whole pickle; the caller caps its size, which bounds time and memory.
+        data: the whole pickle; the caller caps its size. Time and memory grow with it in proportion: nothing that was
+            remembered is copied when it is used again, and names, integers and arguments have caps. Values are shared,
+            so whoever walks through them by value may walk for ever; say `shown` in messages.
         vocabulary: what it may name.
         what: for messages, such as "policy.pth".
 
     Raises:
-        ModelFileError: truncated or damaged.
+        ModelFileError: truncated, damaged, nested too deeply, or over a cap.
         UnsafeSource: an opcode, global or persistent id that is not allowed; nothing of it was executed.
     """
     machine = _Machine(vocabulary, what)
@@ -100,11 +120,20 @@ def read_pickle(data: bytes, vocabulary: Vocabulary, *, what: str) -> Any:
             warnings.simplefilter("ignore")
             for opcode, argument, _ in pickletools.genops(data):
                 if opcode.name == "STOP":
-                    return machine.result()
+                    return _not_too_deep(machine.result())
                 machine.step(opcode.name, argument)
     except (ModelFileError, UnsafeSource):
         raise
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+    ) as error:
         raise ModelFileError(f"{what}: the pickle is damaged: {str(error)[:MAX_NAME_SHOWN]}") from error
     raise ModelFileError(f"{what}: the pickle has no end")
 
@@ -120,6 +149,8 @@ class _Machine:
 
     def step(self, opcode: str, argument: Any) -> None:
         if opcode in _LITERALS:
+            if isinstance(argument, int) and argument.bit_length() > MAX_INTEGER_BITS:
+                raise ValueError(f"an integer of {argument.bit_length():,} bits")
             self.stack.append(argument)
         elif opcode in _CONSTANTS:
             self.stack.append(_CONSTANTS[opcode]())
@@ -158,6 +189,8 @@ class _Machine:
     def push_global(self, module: Any, name: Any) -> None:
         if not (isinstance(module, str) and isinstance(name, str)):
             raise ValueError("a global without a name")
+        if len(module) + len(name) > MAX_NAME:
+            raise ValueError("a global with an endless name")
         dotted = f"{module}.{name}"
         if not self.vocabulary.knows(dotted):
             raise UnsafeSource(
@@ -171,6 +204,8 @@ class _Machine:
         arguments, target = self.pop(), self.pop()
         if not isinstance(target, (Global, Record)) or not isinstance(arguments, tuple):
             raise ValueError("a call of what is no global, or without arguments")
+        if len(arguments) > MAX_ARGUMENTS:
+            raise ValueError(f"a call with {len(arguments):,} arguments")
         if isinstance(target, Global) and target.name in self.vocabulary.calls:
             self.stack.append(self.vocabulary.calls[target.name](*arguments))
         else:
@@ -181,7 +216,10 @@ class _Machine:
         if not isinstance(keywords, dict):
             raise ValueError("keywords that are no dict")
         if keywords:
-            self.stack[-1] = (*self.top(), keywords)
+            arguments = self.top()
+            if not isinstance(arguments, tuple) or len(arguments) >= MAX_ARGUMENTS:
+                raise ValueError("a call without arguments, or with too many")
+            self.stack[-1] = (*arguments, keywords)
         self.call()
 
     def build(self) -> None:
@@ -216,6 +254,46 @@ class _Machine:
         if self.vocabulary.persistent is None:
             raise UnsafeSource(f"{self.what}: the pickle has persistent ids, which are not allowed here")
         self.stack.append(self.vocabulary.persistent(self.pop()))
+
+
+def _not_too_deep(root: Any) -> Any:
+    """Return `root`; raises ValueError where values lie in values over more than `MAX_NESTING` levels.
+
+    Each is looked into once, whoever shares it; one that holds itself is as deep as it is without that.
+    """
+    depths: dict[int, int] = {}
+    waiting: list[tuple[Any, Iterator[Any]]] = [(root, _inside(root))]
+    depths[id(root)] = 0
+    while waiting:
+        value, parts = waiting[-1]
+        part = next(parts, _MARK)
+        if part is _MARK:
+            waiting.pop()
+            if waiting:
+                above = id(waiting[-1][0])
+                depths[above] = max(depths[above], depths[id(value)] + 1)
+            continue
+        if not isinstance(part, (tuple, list, dict, Record)):
+            continue
+        known = depths.get(id(part))
+        if known is None:
+            depths[id(part)] = 0
+            waiting.append((part, _inside(part)))
+        else:
+            depths[id(value)] = max(depths[id(value)], known + 1)
+        if len(waiting) > MAX_NESTING or depths[id(value)] > MAX_NESTING:
+            raise ValueError(f"values lie in values over more than {MAX_NESTING} levels")
+    if depths[id(root)] > MAX_NESTING:
+        raise ValueError(f"values lie in values over more than {MAX_NESTING} levels")
+    return root
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        return iter(value.values())
+    if isinstance(value, Record):
+        return iter((value.arguments, value.state, value.items, value.elements))
+    return iter(value if isinstance(value, (tuple, list)) else ())
 
 
 def _tuple_of(count: int) -> Callable[[_Machine, Any], None]:

@@ -19,7 +19,7 @@ from quarl_device.errors import ModelFileError, NonFiniteError
 from quarl_device.files import read_capped
 from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array, as_floats
 from quarl_export.importers.sb3.spaces import SINGLE, SPACE_NAMES
-from quarl_export.importers.sb3.unpickle import Record, Vocabulary, read_pickle
+from quarl_export.importers.sb3.unpickle import Record, Vocabulary, read_pickle, shown
 
 MAX_BYTES = 64 << 20
 _CLASS = "stable_baselines3.common.vec_env.vec_normalize.VecNormalize"
@@ -77,17 +77,22 @@ def read_vecnormalize(path: Path) -> VecNormalize:
     found = state.get("obs_rms")
     by_key = found if isinstance(found, dict) else {SINGLE: found}
     wanted = state.get("norm_obs_keys") or list(by_key)
-    if not isinstance(wanted, list) or not set(map(str, wanted)) <= set(by_key):
-        raise ModelFileError(f"{what}: statistics for {list(by_key)[:8]} where {str(wanted)[:80]} are normalised")
+    if not isinstance(wanted, list) or not all(isinstance(key, str) and key in by_key for key in wanted):
+        given, named = (", ".join(map(shown, keys[:8])) for keys in (list(by_key), _listed(wanted)))
+        raise ModelFileError(f"{what}: statistics for {given or 'nothing'} where {named} are normalised")
     return VecNormalize(
-        statistics={key: _statistics(by_key[key], epsilon, f"{what}: {str(key)[:64]}") for key in wanted}, clip=clip
+        statistics={key: _statistics(by_key[key], epsilon, f"{what}: {key[:64]}") for key in wanted}, clip=clip
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _positive(state: Mapping[str, Any], name: str, what: str) -> float:
     value = state.get(name)
     if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ModelFileError(f"{what}: {name} is {str(value)[:40]}, expected a positive number")
+        raise ModelFileError(f"{what}: {name} is {shown(value)}, expected a positive number")
     return float(value)
 
 
