@@ -1,6 +1,8 @@
 """Calibration data are checked; ranges follow from them by stated rules, whatever their order."""
 
 import dataclasses
+import io
+import zipfile
 
 import numpy as np
 import pytest
@@ -434,3 +436,34 @@ def test_what_saturates_gets_its_range_where_it_still_moves():
     policy.weights["d/kernel"][:] *= 100
     ranges = find_ranges(policy, data_of(policy), MINMAX)
     assert ranges["d"] == (-4.0, 4.0)
+
+
+def header_of(description):
+    """An npz whose only array has this text for a header."""
+    header = description.encode().ljust(117) + b"\n"
+    npy = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("observation.npy", npy)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999, 4), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 4",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 4), } \\",
+        "__import__('os').system('false')",
+    ],
+)
+def test_an_npz_with_a_hostile_header_is_one_clear_error(tmp_path, description):
+    (tmp_path / "rows.npz").write_bytes(header_of(description))
+    with pytest.raises(UsageError, match="cannot be read as npz"):
+        load_npz(tmp_path / "rows.npz", mlp().contract)
+
+
+def test_numbers_beyond_float32_are_the_datas_fault(tmp_path):
+    rows = np.full((8, 4), 1e300)
+    with pytest.raises(UsageError, match="beyond"):
+        CalibrationData.checked(mlp().contract, {"observation": rows}, source="rows.npz")

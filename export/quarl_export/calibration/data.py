@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tokenize
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from quarl_export.importers.zips import ZIP_ERRORS
 
 MAX_NPZ_BYTES = 256 * 1024 * 1024
 MAX_UNPACKED_BYTES = 1024 * 1024 * 1024
+_MAX_MAGNITUDE = 1e18
 MAX_ROWS = 10_000
 MIN_ROWS = 2
 HELD_OUT_EVERY = 4
@@ -104,7 +106,8 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
             raise UsageError(f"calibration file {path} unpacks to {unpacked:,} bytes, allowed {MAX_UNPACKED_BYTES:,}")
         with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
             arrays = {name: loaded[name] for name in loaded.files}
-    except (*ZIP_ERRORS, MemoryError) as error:
+    # NumPy reads the header of an array as Python source, which can be wrong in as many ways.
+    except (*ZIP_ERRORS, MemoryError, ArithmeticError, SyntaxError, RuntimeError, tokenize.TokenError) as error:
         raise UsageError(
             f"calibration file {path} cannot be read as npz: {error}",
             hint="write it with numpy.savez(path, observation=rows)",
@@ -144,6 +147,9 @@ def _key_rows(spec: ObservationSpec, arrays: Mapping[str, Any], source: str) -> 
     if not np.isfinite(array).all():
         bad = int(np.argmax(~np.isfinite(array.reshape(len(array), -1)).all(axis=1)))
         raise NonFiniteError(f"{source}: array {spec.key!r} holds NaN or Inf, first in row {bad}")
+    # What enters the network is float32, whatever the environment gives.
+    if array.dtype.kind == "f" and np.abs(array, dtype=np.float64).max(initial=0.0) > _MAX_MAGNITUDE:
+        raise UsageError(f"{source}: array {spec.key!r} holds values beyond {_MAX_MAGNITUDE:g}")
     converted = array.astype(spec.dtype)
     if np.dtype(spec.dtype).kind in "iub" and not np.array_equal(converted, array):
         raise UsageError(f"{source}: array {spec.key!r} has values that {spec.dtype} does not hold")
