@@ -108,7 +108,12 @@ def check_actions(subject: Subject) -> tuple[CheckResult, CheckResult]:
         told = f"actions are {mean:.2%} of their range off on average, {errors.max():.2%} at most"
     share = float(agree.mean())
     coarse = (share < MIN_AGREEMENT or mean > limit) and subject.contract.head.kind == "q_values"
-    hint = "; finer are --center-q, --per-channel, or --keep-float of the last layers" if coarse else ""
+    hint = (
+        "; --range percentile, --center-q, --per-channel or --keep-float of the last layers may be finer, or not: "
+        "--force and quarl-edge evaluate say what the file is worth"
+        if coarse
+        else ""
+    )
     return (
         CheckResult(
             code="Q10",
