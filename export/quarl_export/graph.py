@@ -5,7 +5,7 @@ Files come from our own converter here; reading files of others is `quarl_device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,15 +144,6 @@ def repack(
     builder = flatbuffers.Builder(len(model) + 4096)
     builder.Finish(tree.Pack(builder), b"TFL3")
     return bytes(builder.Output())
-
-
-def by_operator(graph: GraphView, value: Callable[[TensorView | None], Any]) -> list[Sequence[Any]]:
-    """Return for every operator its name, version, settings and `value` of each operand and result."""
-    rows: list[Sequence[Any]] = []
-    for operator in graph.operators:
-        operands = [value(graph.tensors[i] if i >= 0 else None) for i in (*operator.inputs, *operator.outputs)]
-        rows.append((operator.name, operator.version, operator.options, operands))
-    return rows
 
 
 def _tensor(root: Any, subgraph: Any, index: int) -> TensorView:

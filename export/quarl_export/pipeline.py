@@ -22,7 +22,7 @@ from quarl_export.compare import difference
 from quarl_export.golden import run_goldens
 from quarl_export.ir import ImportedPolicy
 from quarl_export.metadata import attach, complete_policy
-from quarl_export.observations import golden_rows, judging
+from quarl_export.observations import Judging, golden_rows, judging
 from quarl_export.quantizers import MIN_WEIGHT_RANGE
 from quarl_export.range_plan import QuantizationOptions
 from quarl_export.ranges import find_ranges
@@ -135,19 +135,7 @@ def build_file(
     check_layers(source, options.scheme)
     ready = prepare(source, options, data)
     judged = judging(ready.policy, ready.held_out, ready.ranges or {})
-    subject = Subject(
-        source=source,
-        policy=ready.policy,
-        options=options.scheme,
-        ranges=ready.ranges,
-        contract=complete_policy(ready.policy, scheme=options.scheme.scheme, io=options.scheme.io),
-        observations=judged.rows,
-        judged_on=judged.title,
-        recorded=judged.recorded,
-        judged_by_returns=complete is not None,
-        unset=unset,
-        min_weight_range=_MIN_CONVERTED_RANGE if complete is None else MIN_WEIGHT_RANGE,
-    )
+    subject = _subject(source, options, ready, judged, ours=complete is not None, unset=unset)
     checks = checks_before(subject)
     if not options.force:
         refuse_failed(checks)
@@ -172,6 +160,31 @@ def build_file(
         marked = {**complete.provenance, "forced": failed}
         complete = _with_metadata(complete.data, subject, complete.golden, marked)
     return BuiltFile(file=complete, checks=checks, subject=subject)
+
+
+def _subject(
+    source: ImportedPolicy,
+    options: ExportOptions,
+    ready: Prepared,
+    judged: Judging,
+    *,
+    ours: bool,
+    unset: frozenset[str],
+) -> Subject:
+    """Return what is checked before there is a file; `ours` for one that a run of ours has made already."""
+    return Subject(
+        source=source,
+        policy=ready.policy,
+        options=options.scheme,
+        ranges=ready.ranges,
+        contract=complete_policy(ready.policy, scheme=options.scheme.scheme, io=options.scheme.io),
+        observations=judged.rows,
+        judged_on=judged.title,
+        recorded=judged.recorded,
+        judged_by_returns=ours,
+        unset=unset,
+        min_weight_range=MIN_WEIGHT_RANGE if ours else _MIN_CONVERTED_RANGE,
+    )
 
 
 def _with_metadata(model: bytes, subject: Subject, golden: GoldenVectors, provenance: Mapping[str, Any]) -> PolicyFile:

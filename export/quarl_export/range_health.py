@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,12 +58,13 @@ def range_health(snapshot: PolicySnapshot, observations: Float32) -> RangeHealth
             faults.append(f"the range of {name} was never set")
             continue
         if high - low <= MIN_ACTIVATION_RANGE:
-            # Whatever does not move has no range to fit; a layer that died is for other measures to find.
+            # Whatever does not move has no range to fit.
             continue
         # Half a step outside still rounds to the last one.
         slack = (high - low) / 510.0
         share = float(((values < low - slack) | (values > high + slack)).mean())
-        bits = _bits_lost(low, high, values)
+        # A layer that died uses nothing; that is for other measures to find.
+        bits = bits_lost(low, high, values) if values.any() else 0.0
         lost, clipped = max(lost, bits), max(clipped, share)
         if share > MAX_CLIPPED_SHARE:
             faults.append(f"the range of {name} clips {share:.0%} of its values")
@@ -83,6 +85,7 @@ def _site_values(snapshot: PolicySnapshot, observations: Float32) -> list[Float3
     return sites
 
 
-def _bits_lost(low: float, high: float, values: Float32) -> float:
+def bits_lost(low: float, high: float, values: NDArray[Any]) -> float:
+    """Return how many of 8 bits a range leaves unused: a wider one than the values need, never a narrower one."""
     used = max(float(values.max()), 0.0) - min(float(values.min()), 0.0)
-    return max(0.0, math.log2((high - low) / used)) if used > 0.0 else 0.0
+    return max(0.0, math.log2((high - low) / used)) if used > 0.0 else 8.0

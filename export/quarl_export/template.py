@@ -7,20 +7,19 @@ is made, by patching and converting other invented values.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quarl_device.contract import PolicyContract
 from quarl_device.errors import ConversionError, PatchError, UsageError
 from quarl_device.policy_file import METADATA_NAME, encode_metadata
 from quarl_export.compare import difference
 from quarl_export.golden import run_goldens
 from quarl_export.graph import repack
 from quarl_export.ir import ImportedPolicy, PolicyGraph
+from quarl_export.metadata import complete_policy
 from quarl_export.patch.builder import build_writer
 from quarl_export.patch.values import NormalizerArrays, PolicyValues, normalizer_arrays, untied
 from quarl_export.patch.writer import Writer
@@ -177,7 +176,7 @@ class Template:
         Raises:
             PatchError, UsageError, NonFiniteError: as `patch_policy`.
         """
-        contract = file_contract(policy, self.options)
+        contract = complete_policy(policy, scheme="int8", io=self.options.io)
         golden = run_goldens(self.patch_policy(policy, ranges), contract, golden_observations)
         content = encode_metadata(contract, golden, policy.provenance if provenance is None else provenance)
         return self.with_metadata({METADATA_NAME: content})
@@ -215,24 +214,3 @@ def graph_difference(one: PolicyGraph, other: PolicyGraph) -> str:
         ("outputs", list(one.outputs.items()), list(other.outputs.items())),
     )
     return next((f"{what}: {mine} against {theirs}" for what, mine, theirs in pairs if mine != theirs), "")
-
-
-def file_contract(policy: ImportedPolicy, options: QuantizationOptions) -> PolicyContract:
-    """Return the contract of `policy` with all that the file decides: tensor names, scheme, where it normalises."""
-    contract = policy.contract
-    normalizer = contract.normalizer
-    if normalizer.offset:
-        in_file = options.io == "float32"
-        # In the graph the constants are the file's, and a push may change them there.
-        normalizer = (
-            dataclasses.replace(normalizer, where="graph", offset={}, scale={})
-            if in_file
-            else dataclasses.replace(normalizer, where="device")
-        )
-    return dataclasses.replace(
-        contract,
-        scheme="int8",
-        observations=tuple(dataclasses.replace(spec, tensor=spec.key) for spec in contract.observations),
-        head=dataclasses.replace(contract.head, outputs={role: role for role in contract.head.outputs}),
-        normalizer=normalizer,
-    )

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.wire.messages import DeviceState, Telemetry
@@ -16,7 +17,6 @@ from quarl_edge.ingest.sessions import Verdict
 
 _LOG = logging.getLogger(__name__)
 _MAX_DEVICES = 4_096
-_LOGGED_REFUSALS = 20
 _FEW_CONTRIBUTORS = 4
 
 
@@ -53,7 +53,7 @@ class Receiver:
         self._arrived = threading.Condition()
         self._arrivals = 0
         self._actors: dict[str, ActorView] = {}
-        self._refused = 0
+        self._refusals = CappedWarnings(_LOG)
         self.last_stored_s = time.monotonic()
         self.contributors: set[tuple[str, str]] = set()
 
@@ -165,10 +165,7 @@ class Receiver:
         return True
 
     def _refuse(self, device: str, reason: str) -> None:
-        self._refused += 1
-        if self._refused <= _LOGGED_REFUSALS:
-            last = "; no more of these are logged" if self._refused == _LOGGED_REFUSALS else ""
-            _LOG.warning("message of %s refused: %s%s", device, reason, last)
+        self._refusals.warning("message of %s refused: %s", device, reason)
 
     def _on_telemetry(self, message: Message) -> None:
         device = self._device_of(message)

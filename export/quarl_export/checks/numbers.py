@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quarl_export.checks.report import CheckResult
 from quarl_export.checks.subject import Subject
 from quarl_export.int8_reference import INT32_MAX
 from quarl_export.ir.layers import WEIGHTED
 from quarl_export.ir.reference import run_graph
-from quarl_export.range_health import MAX_BITS_LOST, MAX_CLIPPED_SHARE
+from quarl_export.range_health import MAX_BITS_LOST, MAX_CLIPPED_SHARE, bits_lost
 from quarl_export.ranges import MIN_WIDTH, saturation_limits
 
 MAX_SATURATED = 0.05
@@ -58,7 +56,7 @@ def check_ranges(subject: Subject) -> CheckResult:
         clipped = 0.0 if site in meant else float(((tensors[site] < low) | (tensors[site] > high)).mean())
         if clipped > MAX_CLIPPED_SHARE and subject.binding:
             faults.append(f"the range of {site!r} ({low:.3g}, {high:.3g}) clips {clipped:.0%} of its values")
-        lost = _bits_lost(low, high, tensors[site])
+        lost = bits_lost(low, high, tensors[site])
         worst = max(worst, lost) if subject.recorded else worst
         if lost > MAX_BITS_LOST and subject.binding:
             start = " as stock quantizers start it" if (low, high) in ((-_START, _START), (0.0, _START)) else ""
@@ -73,12 +71,6 @@ def check_ranges(subject: Subject) -> CheckResult:
         limit=MAX_BITS_LOST,
         message="; ".join(faults[:3]) or f"{len(subject.network.plan.sites)} ranges, at most {worst:.1f} bits unused",
     )
-
-
-def _bits_lost(low: float, high: float, values: NDArray[Any]) -> float:
-    """Return how many bits of the range stay unused; a wider one than the values need, never a narrower one."""
-    used = max(float(values.max()), 0.0) - min(float(values.min()), 0.0)
-    return max(0.0, math.log2((high - low) / used)) if used > 0.0 else 8.0
 
 
 def check_saturation(subject: Subject) -> CheckResult:

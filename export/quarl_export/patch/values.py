@@ -32,15 +32,6 @@ class PolicyValues:
     ranges: Mapping[str, Range]
     normalizer: NormalizerArrays = field(default_factory=dict)
 
-    def contract_normalizer(self, clip: float) -> Normalizer:
-        """Return the normaliser as a contract has it."""
-        return Normalizer(
-            where="graph" if self.normalizer else "none",
-            offset={key: tuple(offset.ravel().tolist()) for key, (offset, _) in self.normalizer.items()},
-            scale={key: tuple(scale.ravel().tolist()) for key, (_, scale) in self.normalizer.items()},
-            clip=clip,
-        )
-
 
 def normalizer_arrays(normalizer: Normalizer, plan: RangePlan) -> dict[str, tuple[Float32, Float32]]:
     """Return offset and scale of every input that `normalizer` names and an output depends on."""
