@@ -72,21 +72,28 @@ def checked_limit(magnitude: np.float32, *, floor: float) -> np.float32:
     return limit
 
 
-def weight_scale(limit: np.float32, *, bits: int = 8) -> float:
+def widened_limit(limit: np.float32, bits: int) -> np.float32:
+    """Return the limit whose 8-bit grid has, within plus or minus `limit`, exactly the steps of `bits` bits.
+
+    So the converter makes files of fewer bits too, though it knows none: nothing reaches the outer steps.
+    """
+    return limit if bits == 8 else np.float32(limit) * np.float32(127 / (2 ** (bits - 1) - 1))
+
+
+def weight_scale(limit: np.float32) -> float:
     """Return the unrounded scale of a symmetric kernel whose largest magnitude is `limit`."""
-    return 2.0 * float(limit) / float(2**bits - 2)
+    return 2.0 * float(limit) / 254.0
 
 
-def quantize_kernel(kernel: Float32, limit: np.float32, scratch: Float32, *, bits: int = 8) -> Float32:
+def quantize_kernel(kernel: Float32, limit: np.float32, scratch: Float32) -> Float32:
     """Return `kernel` in steps (still float32), as the converter folds FakeQuantWithMinMaxVars.
 
     Args:
         kernel: any shape.
         limit: from `weight_limit`.
         scratch: of `kernel`'s shape; overwritten and returned.
-        bits: steps are within plus or minus ``2**(bits - 1) - 1``.
     """
-    levels = np.float32(2**bits - 2)
+    levels = np.float32(254)
     width = limit + limit
     step = width / levels
     inverse = levels / width
@@ -161,13 +168,13 @@ def bias_floor(bias: Float32 | None, input_scale: float, *, bits: int = 8) -> fl
     return float(2 ** (bits - 1) - 1) * float(np.abs(bias).max(initial=0.0)) / (BIAS_LIMIT * input_scale)
 
 
-def relu_quantization(high: float, bits: int) -> Quantization:
-    """Return what gives a ReLU's output, of range [0, high], exactly ``2**bits`` levels in int8.
+def widened_low(high: float, bits: int) -> float:
+    """Return the low end of the 8-bit range that gives a ReLU's output, of [0, high], exactly ``2**bits`` levels.
 
     The kernel's clamp at the zero point takes them from below, int8's own end from above.
     """
     levels = 2**bits - 1
-    return Quantization(scale=float(np.float32(high)) / levels, zero_point=127 - levels)
+    return -float(np.float32(high) * np.float32((255 - levels) / levels))
 
 
 def quantize_bias(bias: Float32, scale: float | NDArray[np.float64]) -> NDArray[np.float64]:

@@ -90,7 +90,7 @@ class Int8Network:
         kernel, bias = arrays[0], arrays[1] if len(arrays) > 1 else None
         scales = layer_scales(layer, kernel, bias, self._source_scale(layer), options=self._options)
         steps = np.empty(as_rows(layer, kernel).T.shape, np.float64)
-        write_kernel(layer, kernel, scales, steps, bits=self._options.weight_bits, scratch={})
+        write_kernel(layer, kernel, scales, steps, scratch={})
         self.bias_scales[layer.name] = scales.bias
         real = np.ascontiguousarray((steps * scales.kernel[:, None]).T).reshape(kernel.shape)
         return [real] if bias is None else [real, np.rint(bias.astype(np.float64) / scales.bias) * scales.bias]

@@ -16,7 +16,7 @@ import numpy as np
 
 from quarl_device.contract import Normalizer
 from quarl_device.errors import NonFiniteError, UsageError
-from quarl_export.arithmetic import Quantization, activation_quantization, relu_quantization
+from quarl_export.arithmetic import Quantization, activation_quantization, widened_low
 from quarl_export.ir.layers import FLOAT_ONLY, FUSED_ACTIVATIONS, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, SAME_RANGE, PolicyGraph
 
@@ -62,11 +62,6 @@ class QuantizationOptions:
                 raise UsageError(f"{bits} {name} bits: expected 2-8")
         if not 0.0 < self.min_weight_range < 1.0:
             raise UsageError(f"smallest weight range {self.min_weight_range} is not in (0, 1)")
-
-
-def is_whole(options: QuantizationOptions) -> bool:
-    """Whether weights and activations have the 8 bits that the converter knows."""
-    return (options.weight_bits, options.activation_bits) == (8, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +175,8 @@ class RangePlan:
             if self.clip and site in self._keys:
                 low, high = max(low, -self.clip), min(high, self.clip)
             low = 0.0 if self.bits(site) < 8 else min(low, 0.0)
-            found[site] = (float(np.float32(low)), float(np.float32(max(high, 0.0, low + MIN_RANGE_WIDTH))))
+            high = float(np.float32(max(high, 0.0, low + MIN_RANGE_WIDTH)))
+            found[site] = (widened_low(high, self.bits(site)) if self.bits(site) < 8 else low, high)
         return found
 
     def quantizations(self, ranges: Mapping[str, Range]) -> dict[str, Quantization]:
@@ -190,10 +186,7 @@ class RangePlan:
             if layer.name in self.live and layer.kind in FIXED_RANGES:
                 found[layer.name] = activation_quantization(*FIXED_RANGES[layer.kind])
         for site in self.sites:
-            if self.bits(site) < 8:
-                found[site] = relu_quantization(ranges[site][1], self.bits(site))
-            else:
-                found[site] = activation_quantization(*ranges[site])
+            found[site] = activation_quantization(*ranges[site])
         return found
 
     def read_as(self, name: str) -> str | None:

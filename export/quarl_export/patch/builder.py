@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from quarl_device.errors import PatchError
 from quarl_export.compare import difference
 from quarl_export.graph import repack, view
+from quarl_export.kernels import is_convertible
 from quarl_export.patch.places import find_places
 from quarl_export.patch.values import fingerprint, probe
 from quarl_export.patch.writer import Writer
@@ -24,7 +25,9 @@ def build_writer(plan: RangePlan, normalizer_shapes: Mapping[str, tuple[int, ...
         ConversionError: TensorFlow could not convert the network.
         PatchError: the converted file is not explained by the policy, or a patched file differs from a converted.
     """
-    whole = dataclasses.replace(plan, options=dataclasses.replace(plan.options, weight_bits=8, activation_bits=8))
+    whole = plan
+    if not is_convertible(plan):
+        whole = dataclasses.replace(plan, options=dataclasses.replace(plan.options, weight_bits=8))
     values = fingerprint(whole, normalizer_shapes)
     model = convert_planned(whole, values)
     graph = view(model)

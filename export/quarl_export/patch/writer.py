@@ -107,7 +107,7 @@ class Writer:
         layer, options = views.place.layer, self.plan.options
         kernel, bias = weights[f"{layer.name}/kernel"], weights.get(f"{layer.name}/bias")
         scales = layer_scales(layer, kernel, bias, input_scale, options=options)
-        write_kernel(layer, kernel, scales, views.kernel, bits=options.weight_bits, scratch=self._scratch)
+        write_kernel(layer, kernel, scales, views.kernel, scratch=self._scratch)
         views.kernel_scale[:] = scales.kernel
         if views.bias is not None and views.bias_scale is not None:
             views.bias_scale[:] = scales.bias
