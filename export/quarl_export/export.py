@@ -26,6 +26,7 @@ from quarl_export.graph import repack, view
 from quarl_export.importers.run_checkpoint import import_checkpoint
 from quarl_export.ir import ImportedPolicy
 from quarl_export.metadata import attach, complete
+from quarl_export.networks import QuantizationSpec
 from quarl_export.parity import lsb_errors, twin_outputs
 from quarl_export.patcher import Patcher
 from quarl_export.pipeline import BuiltFile, ExportOptions, build_file
@@ -78,8 +79,8 @@ def export_policy(
 ) -> ExportReport:
     """Write the policy in the directory `checkpoint` to `model` as one file, and check what was written.
 
-    With default options it is the int8 file that the run's pushes made: patched, compared with a real conversion, and
-    with the ranges of training.
+    With default options, or the bits and head of training, it is the int8 file that the run's pushes made: patched,
+    compared with a real conversion, and with the ranges of training.
 
     Args:
         checkpoint: a policy checkpoint of a run.
@@ -100,8 +101,10 @@ def export_policy(
     policy.snapshot.check_finite()
     options = options or ExportOptions()
     source = import_checkpoint(policy)
-    if options.scheme != SchemeOptions() or options.recalibrate or options.center_q:
+    trained = trained_scheme(policy.spec.quantization)
+    if options.scheme not in (SchemeOptions(), trained) or options.recalibrate or options.center_q:
         return export_imported(source, model, options=options, data=data)
+    options = dataclasses.replace(options, scheme=trained)
     file = read_policy(int8_bytes(policy))
     errors = _parity(policy, file)
     # Ranges that training has not set yet are the checks' to refuse.
@@ -152,6 +155,15 @@ def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = No
         checks=built.checks,
         forced=built.forced,
         built=built,
+    )
+
+
+def trained_scheme(quantization: QuantizationSpec) -> SchemeOptions:
+    """Return how the file of a run is quantized: as training was."""
+    return SchemeOptions(
+        weight_bits=quantization.weight_bits,
+        activation_bits=quantization.activation_bits,
+        head_output=quantization.head_output,
     )
 
 
@@ -252,4 +264,5 @@ __all__ = [
     "float_policy",
     "float_twin",
     "int8_bytes",
+    "trained_scheme",
 ]

@@ -143,12 +143,12 @@ class Int8Network:
 
 
 def on_grid(values: NDArray[Any], grid: Quantization) -> Float64:
-    """Return `values` rounded to the nearest step of `grid` and clipped to its 256 steps, in float64.
+    """Return `values` rounded to the nearest step of `grid` and clipped to its steps, in float64.
 
     What enters the file is float32 and quantized in float32, by the scale as the file stores it.
     """
     single = values.dtype == np.float32
     inverse = np.float32(1.0) / np.float32(grid.scale) if single else 1.0 / grid.scale
-    steps = np.clip(np.rint(values * inverse) + grid.zero_point, -128, 127)
+    steps = np.clip(np.rint(values * inverse) + grid.zero_point, -(2 ** (grid.bits - 1)), 2 ** (grid.bits - 1) - 1)
     real: Float64 = (steps - grid.zero_point).astype(np.float64) * grid.scale
     return real

@@ -116,9 +116,7 @@ def layer_scales(
     return LayerScales(kernel=scales, bias=bias_scales, limit=None)
 
 
-def write_kernel(
-    layer: Layer, kernel: Float32, scales: LayerScales, target: NDArray[Any], *, scratch: Scratch
-) -> None:
+def write_kernel(layer: Layer, kernel: Float32, scales: LayerScales, target: NDArray[Any], *, scratch: Scratch) -> None:
     """Write `kernel` in steps.
 
     Args:

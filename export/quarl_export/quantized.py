@@ -23,6 +23,7 @@ from quarl_export.keras2 import keras, tf
 from quarl_export.kernels import is_convertible, layer_scales, snapped
 from quarl_export.patch.values import PolicyValues, clip_bound, is_tied, normalizer_arrays
 from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
+from quarl_export.wide import widened
 
 Float32 = NDArray[np.float32]
 
@@ -78,7 +79,8 @@ def convert_quantized(
     """Return `policy` as an int8 file; inputs are named by key, outputs by role.
 
     TensorFlow's converter makes it, except where that cannot: it scales kernels per channel to 8 bits and no fewer, and
-    merges layers that have the same kernel. Those values are patched into a conversion of others (`quarl_export.template`).
+    merges layers that have the same kernel. Those values are patched into a conversion of others
+    (`quarl_export.template`).
 
     Args:
         policy: network, weights and normaliser.
@@ -110,6 +112,12 @@ def policy_values(policy: ImportedPolicy, plan: RangePlan, ranges: Mapping[str, 
 
 def convert_planned(plan: RangePlan, values: PolicyValues) -> bytes:
     """Return `convert_quantized` of a plan that is made already."""
+    model = convert_narrow(plan, values)
+    return widened(model) if plan.options.wide_outputs else model
+
+
+def convert_narrow(plan: RangePlan, values: PolicyValues) -> bytes:
+    """Return the converter's own file, in which operators with int16 outputs still read int8."""
     model = convert_model(build_planned(plan, values), io=plan.options.io)
     return repack(model, names=end_names(model, plan.graph))
 
@@ -192,7 +200,10 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         plan, (_, ranges, _) = self._plan, self._policy
         low, high = FIXED_RANGES[plan.graph.layer(site).kind] if plan.is_fixed(site) else ranges[site]
         return tf.quantization.fake_quant_with_min_max_vars(
-            tensor, tf.constant(low, tf.float32), tf.constant(high, tf.float32), num_bits=8
+            tensor,
+            tf.constant(low, tf.float32),
+            tf.constant(high, tf.float32),
+            num_bits=16 if plan.bits(site) == 16 else 8,
         )
 
     def _normalized(self, key: str, tensor: Any) -> Any:

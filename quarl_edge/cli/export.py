@@ -61,6 +61,14 @@ class RangeKind(StrEnum):
     BOUNDS = "bounds"
 
 
+class HeadOutputName(StrEnum):
+    """Values of `--head-output`."""
+
+    INT8 = "int8"
+    FLOAT32 = "float32"
+    INT16 = "int16"
+
+
 class HeadName(StrEnum):
     """Values of `--head`."""
 
@@ -84,8 +92,16 @@ def export(
     per_channel: Annotated[
         bool, typer.Option("--per-channel/--per-tensor", help="Scales of dense weights: one per unit, or one.")
     ] = False,
-    weight_bits: Annotated[int, typer.Option(help="Of int8 weights; fewer are stored in int8.", min=2, max=8)] = 8,
-    activation_bits: Annotated[int, typer.Option(help="Of int8 ReLU layers; fewer need LiteRT.", min=2, max=8)] = 8,
+    weight_bits: Annotated[
+        int | None, typer.Option(help="Of int8 weights, stored in int8; default: as trained, or 8.", min=2, max=8)
+    ] = None,
+    activation_bits: Annotated[
+        int | None, typer.Option(help="Of ReLU layers, fewer need LiteRT; default: as trained, or 8.", min=2, max=8)
+    ] = None,
+    head_output: Annotated[
+        HeadOutputName | None,
+        typer.Option(help="Q values of an int8 file; int16 needs LiteRT; default: as trained, or int8."),
+    ] = None,
     io: Annotated[Io, typer.Option(help="Inputs and outputs; int8 and uint8 are for Coral.")] = Io.FLOAT32,
     runtime: Annotated[Runtime, typer.Option(help="What must load the file.")] = Runtime.LITERT,
     env: Annotated[str, typer.Option(help="Environment of the policy, where its file does not name one.")] = "",
@@ -124,6 +140,7 @@ def export(
     Examples:
       quarl-edge export model.tflite
       quarl-edge export model.tflite --from ppo.zip --env CartPole-v1 --vecnormalize stats.pkl
+      quarl-edge export model.tflite --from dqn.zip --env CartPole-v1 --head-output float32
       quarl-edge export model.tflite --from actor.keras --env Pendulum-v1 --calibrate recorded.npz --io int8
     """
     check_target(model)
@@ -142,10 +159,15 @@ def export(
         progress.note(f"reading {source or checkpoint}")
         with quit_at_interrupt():
             from quarl_export.calibration import RangeRule
+            from quarl_export.checkpoint import load_policy
+            from quarl_export.export import trained_scheme
             from quarl_export.importers import ImportOptions, import_policy
             from quarl_export.pipeline import ExportOptions
             from quarl_export.schemes import SchemeOptions
 
+        trained = SchemeOptions()
+        if checkpoint is not None and scheme is Scheme.INT8:
+            trained = trained_scheme(load_policy(checkpoint).spec.quantization)
         options = ExportOptions(
             scheme=SchemeOptions(
                 scheme=scheme.value,
@@ -153,8 +175,9 @@ def export(
                 per_channel=per_channel,
                 keep_float=frozenset(keep_float or ()),
                 runtime=runtime.value,
-                weight_bits=weight_bits,
-                activation_bits=activation_bits,
+                weight_bits=weight_bits or trained.weight_bits,
+                activation_bits=activation_bits or trained.activation_bits,
+                head_output=head_output.value if head_output else trained.head_output,
             ),
             rule=RangeRule(kind=range_rule.value, percentile=percentile),
             recalibrate=bool(calibrate),

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from quarl_device import __version__
 from quarl_device.contract import Head, PolicyContract
@@ -43,11 +44,13 @@ from quarl_edge.progress import Progress
 from quarl_edge.runs import RunDirectory
 from quarl_edge.task import look_at
 from quarl_export.audit import AuditChild, audit
-from quarl_export.networks import NetworkSpec, QuantizationSpec
+from quarl_export.file_runner import default_runtime
+from quarl_export.networks import HeadOutput, NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
 
 LEARNER_NAME = "learner"
+TFLITE_RUNTIME = "tflite-runtime"
 _CONNECT_TIMEOUT_S = 10.0
 
 
@@ -110,6 +113,9 @@ class Session:
         self._stop = stop
         self._checkpoint = checkpoint
         self._topics = Topics(fleet.name)
+        if default_runtime().name == TFLITE_RUNTIME:
+            # Goldens and judgements are its answers, whatever the devices have.
+            config.check_kernels("tflite-2.14")
         task = look_at(config)
         self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
 
@@ -230,7 +236,13 @@ class Session:
         return BlockSpec(observations=(self._observation,), action=self._action)
 
     def _network(self) -> NetworkSpec:
-        quantization = QuantizationSpec(range_decay=self._config.range_decay, center_q=self._config.center_q)
+        quantization = QuantizationSpec(
+            weight_bits=self._config.weight_bits,
+            activation_bits=self._config.activation_bits,
+            head_output=cast(HeadOutput, self._config.head_output),
+            range_decay=self._config.range_decay,
+            center_q=self._config.center_q,
+        )
         return NetworkSpec(
             observations=(self._observation,),
             action=self._action,

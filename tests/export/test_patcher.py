@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 
 import numpy as np
@@ -89,6 +90,41 @@ def test_patched_file_is_the_converted_file(shape, kind, center_q, seed):
     snapshot = for_export(spec, shaped(random_snapshot(spec, seed=seed, normalized=normalized), kind))
     patched = patcher_of(plain, normalized).patch(snapshot)
     assert difference(patched, convert_snapshot(plain, snapshot)) == ""
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        *({"weight_bits": bits, "activation_bits": 10 - bits} for bits in range(2, 9)),
+        {"head_output": "float32"},
+        {"head_output": "int16"},
+        {"head_output": "float32", "weight_bits": 3},
+        {"head_output": "int16", "activation_bits": 4, "weight_bits": 5},
+    ],
+)
+def test_a_file_of_any_bits_and_head_is_the_converted_file(quantization):
+    """The very first snapshot is next to a trained one: a head of next to nothing, and ranges on rounding ties."""
+    spec = make_spec(hidden=(8, 5), actions=3, **quantization)
+    patcher = Patcher.build(spec, normalized=True, verify=False)
+    for snapshot in (random_snapshot(spec, seed=3, normalized=True), initial_snapshot(spec, seed=0, normalized=True)):
+        assert difference(patcher.patch(snapshot), convert_snapshot(spec, snapshot)) == ""
+
+
+def test_a_file_of_other_bits_or_another_head_is_another_file():
+    """What the comparison above would not see could not fail it."""
+    snapshot = random_snapshot(make_spec(), seed=3)
+    files = {}
+    for name, quantization in (
+        ("int8", {}),
+        ("weights", {"weight_bits": 7}),
+        ("activations", {"activation_bits": 7}),
+        ("float32", {"head_output": "float32"}),
+        ("int16", {"head_output": "int16"}),
+    ):
+        spec = make_spec(**quantization)
+        files[name] = Patcher.build(spec, verify=False).patch(snapshot)
+    for one, other in itertools.combinations(files, 2):
+        assert difference(files[one], files[other]) != "", (one, other)
 
 
 @given(

@@ -49,8 +49,9 @@ def check_parity(subject: Subject) -> CheckResult:
     if subject.network is None:
         return _float_parity(subject)
     reference = subject.network.run(subject.network.normalized(subject.observations))
-    # Float layers are summed in float32 by the file, in another order.
-    limit = max(parity_limit_lsb(subject.policy.graph), int(bool(subject.network.plan.floats)))
+    # Float layers are summed in float32 by the file, in another order; the multiplier of an int16 kernel has 16 bits.
+    plan = subject.network.plan
+    limit = max(parity_limit_lsb(subject.policy.graph), int(bool(plan.floats or plan.options.wide_outputs)))
     worst, off, beyond = 0.0, 0.0, 0.0
     for role, values in subject.file_outputs.items():
         step = subject.steps[role] or 1e-4 * max(1.0, float(np.abs(reference[role]).max()))

@@ -12,8 +12,9 @@ from quarl_export.kernels import is_convertible
 from quarl_export.patch.places import find_places
 from quarl_export.patch.values import fingerprint, probe
 from quarl_export.patch.writer import Writer
-from quarl_export.quantized import convert_planned, end_names
+from quarl_export.quantized import convert_narrow, convert_planned, end_names
 from quarl_export.range_plan import RangePlan
+from quarl_export.wide import widened
 
 _PROBE_SEED = 7
 
@@ -29,13 +30,16 @@ def build_writer(plan: RangePlan, normalizer_shapes: Mapping[str, tuple[int, ...
     if not is_convertible(plan):
         whole = dataclasses.replace(plan, options=dataclasses.replace(plan.options, weight_bits=8))
     values = fingerprint(whole, normalizer_shapes)
-    model = convert_planned(whole, values)
+    model = convert_narrow(whole, values)
     graph = view(model)
     places = find_places(graph, whole, values)
     names = {tensor.index: f"tensor_{tensor.index}" for tensor in graph.tensors}
     names.update(places.names(graph))
     names.update(end_names(model, plan.graph))
     model = repack(model, names=names)
+    if plan.options.wide_outputs:
+        # Appends tensors and moves none.
+        model = widened(model)
     if verify:
         writer = Writer(model, plan=whole, places=places, normalizer_shapes=normalizer_shapes)
         values = probe(whole, normalizer_shapes, seed=_PROBE_SEED)
