@@ -205,6 +205,7 @@ def convert(
         UsageError: ranges or samples are missing, or `options` do not fit the policy.
         ConversionError: a layer that the scheme cannot hold, or TensorFlow's converter failed.
     """
+    options = resolved(options, policy)
     check_layers(policy, options)
     if options.scheme == "int8":
         if ranges is None:

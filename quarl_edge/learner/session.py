@@ -43,7 +43,7 @@ from quarl_edge.local.evaluator import Evaluator, Judged
 from quarl_edge.progress import Progress
 from quarl_edge.runs import RunDirectory
 from quarl_edge.task import look_at
-from quarl_export.audit import AuditChild, audit
+from quarl_export.audit import AuditChild
 from quarl_export.file_runner import default_runtime
 from quarl_export.networks import HeadOutput, NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
@@ -175,6 +175,7 @@ class Session:
                 evaluator=evaluator,
                 auditor=auditor,
                 keeper=keeper,
+                conversion_reason=template.reason,
                 normalizer=normalizer,
                 metrics=self._metrics,
                 progress=self._progress,
@@ -263,17 +264,17 @@ class Session:
             if self._checkpoint.state["progression"]["normalizer_version"]:
                 normalizer.pending = False
         template = QatTemplate.from_model(policy, self._contract(), self._golden)
-        if len(template.data) > MAX_INLINE_PUSH_BYTES - 4_096:
+        snapshot = policy.snapshot()
+        size = len(template.patch(snapshot))
+        if size > MAX_INLINE_PUSH_BYTES - 4_096:
             raise UsageError(
-                f"a policy of {len(template.data):,} bytes is over the inline push cap of {MAX_INLINE_PUSH_BYTES:,} "
-                "bytes",
+                f"a policy of {size:,} bytes is over the inline push cap of {MAX_INLINE_PUSH_BYTES:,} bytes",
                 hint=f"make it smaller: --set hidden={','.join(['256'] * len(config.hidden))}",
             )
         self._stop_if_asked()
         auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)
-        snapshot = policy.snapshot()
-        auditor.require(audit(policy.spec, snapshot, template.patch(snapshot)))
+        template = auditor.settle(template, snapshot)
         self._stop_if_asked()
         algorithm.compile()
         return algorithm, template, auditor

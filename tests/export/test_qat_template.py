@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from export_factory import make_contract, make_spec, observations
 
-from quarl_device.errors import SelfTestError
+from quarl_device.errors import NonFiniteError, PatchError, SelfTestError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy
 from quarl_export.audit import audit
+from quarl_export.compare import difference
 from quarl_export.file_runner import run_file
 from quarl_export.golden import run_goldens
 from quarl_export.graph import output_scale, view
@@ -208,3 +209,32 @@ def test_no_biases_snapped_no_agreement(policy):
 def test_kernels_are_named_for_readers(template):
     names = {tensor.name for tensor in view(template.data).tensors}
     assert {"hidden_0/kernel", "q_values/bias", "observation/offset", "observation", "relu_1"} <= names
+
+
+def test_a_network_that_cannot_be_patched_is_converted_every_time_and_says_why(policy, template, monkeypatch):
+    def refuse(*_, **__):
+        raise PatchError("two ranges cannot be told apart")
+
+    monkeypatch.setattr("quarl_export.patcher.Patcher.build", refuse)
+    converting = QatTemplate.from_model(policy, make_contract(policy.spec), observations(8))
+    assert converting.reason == "two ranges cannot be told apart"
+    assert template.reason == ""
+    snapshot = policy.snapshot()
+    file = read_policy(converting.patch(snapshot))
+    assert difference(file.data, template.patch(snapshot)) == ""
+    assert file.contract == template.contract
+    Policy.load(file, golden=run_goldens(file.data, file.contract, file.golden.observations))
+    # As strict as the patcher.
+    for bad, error in ((np.nan, NonFiniteError), (-9.0, PatchError)):
+        with pytest.raises(error):
+            converting.patch(dataclasses.replace(snapshot, head_range=np.array([0.0, bad], np.float32)))
+    with pytest.raises(NonFiniteError):
+        converting.patch(dataclasses.replace(snapshot, biases=tuple(bias * np.nan for bias in snapshot.biases)))
+
+
+def test_a_converted_file_is_centred_as_a_patched_one():
+    policy = QatPolicy(make_spec(actions=3, center_q=True), seed=3)
+    policy.calibrate(observations(50))
+    patched = QatTemplate.from_model(policy, make_contract(policy.spec), observations(8))
+    converted = patched.converting("for a test")
+    assert difference(converted.patch(policy.snapshot()), patched.patch(policy.snapshot())) == ""

@@ -122,9 +122,11 @@ def test_any_network_patched_is_the_network_converted(graph_seed, values, io, pe
         ("cnn", {}, ("tiny", "one dead unit", "zero biases")),
         ("dueling", {}, ("symmetric ranges", "trained")),
         ("two inputs", {"io": "uint8", "per_channel": True}, ("trained", "mixed scales")),
-        *(("mlp", {"weight_bits": bits, "activation_bits": bits}, ("trained", "zero kernels")) for bits in range(2, 8)),
+        *(("mlp", {"weight_bits": bits, "activation_bits": bits}, ("trained",)) for bits in range(2, 8)),
         ("mlp", {"weight_bits": 3, "activation_bits": 6}, ("tiny", "empty ranges", "huge", "big biases")),
         ("dueling", {"weight_bits": 4, "activation_bits": 2}, ("trained",)),
+        ("mlp", {"wide_outputs": frozenset({"dense_4"})}, ("trained", "huge", "zero biases")),
+        ("mlp", {"wide_outputs": frozenset({"dense_4"}), "per_channel": True}, ("trained",)),
     ],
 )
 def test_corners_in_which_converters_take_shortcuts(templates, name, options, kinds):
