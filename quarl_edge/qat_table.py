@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl_device.errors import NotSolved
+from quarl_device.errors import NotSolved, QuarlError
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
 from quarl_device.wire.keys import LearnerKey
@@ -56,8 +56,18 @@ def train_variant(env_id: str, variant: str, *, seed: int, settings: Sequence[st
         JSON values. `agreement` is the share of recorded observations on which file and float twin act alike.
 
     Raises:
-        QuarlError: the run failed or was interrupted, or no policy was judged.
+        NotSolved: the run was interrupted.
     """
+    try:
+        return {"variant": variant, "seed": seed} | _trained(env_id, variant, seed, settings, episodes)
+    except QuarlError as error:
+        if isinstance(error, NotSolved):
+            raise
+        # A row, not the end of all the others.
+        return {"variant": variant, "seed": seed, "error": f"{type(error).__name__}: {error.message}"}
+
+
+def _trained(env_id: str, variant: str, seed: int, settings: Sequence[str], episodes: int) -> dict[str, Any]:
     asked = {"seed": seed, "actors": 1, "lockstep": True, **QAT_VARIANTS[variant]}
     config = make_config(env_id, asked=asked, settings=settings)
     with tempfile.TemporaryDirectory(prefix="quarl-qat-") as folder:
@@ -74,8 +84,6 @@ def train_variant(env_id: str, variant: str, *, seed: int, settings: Sequence[st
         agreement = _agreement(file, twin, run.journal)
     goal, best = config.goal_return, result.best
     row = {
-        "variant": variant,
-        "seed": seed,
         "solved": goal is not None and best is not None and best.result.return_mean >= goal,
         "env_steps": result.env_steps,
         "updates": result.updates,
@@ -112,13 +120,15 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one row per variant, in the order of `QAT_VARIANTS`: medians and means over its seeds."""
     summary = []
     for variant in QAT_VARIANTS:
-        mine = [row for row in rows if row["variant"] == variant]
+        tried = [row for row in rows if row["variant"] == variant]
+        mine = [row for row in tried if "error" not in row]
         if not mine:
             continue
         summary.append(
             {
                 "variant": variant,
-                "seeds": len(mine),
+                "seeds": len(tried),
+                "errors": len(tried) - len(mine),
                 "solved": sum(row["solved"] for row in mine),
                 "env_steps_median": statistics.median(row["env_steps"] for row in mine),
                 "policy_bytes": mine[0]["policy_bytes"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -58,7 +58,7 @@ def qat(
                 "settings": settings or [],
                 "episodes": episodes,
                 "fresh_seeds_from": make_config(env, settings=settings or []).evaluate_seed + FRESH_SEEDS,
-                "runtime": rows[0]["runtime"],
+                "runtime": _runtime(rows),
                 "machine": describe_machine(),
                 "summary": summarize(rows),
                 "runs": rows,
@@ -71,10 +71,16 @@ def qat(
             f"median, fresh starts {found['file_fresh_return_mean_mean']:.1f} (float "
             f"{found['float_fresh_return_mean_mean']:.1f}), {found['agreement_mean']:.1%} of actions as float's"
         )
-    write_line(f"{rows[0]['runtime']}; {describe_machine()}")
+    write_line(f"{_runtime(rows)}; {describe_machine()}")
+
+
+def _runtime(rows: Sequence[Mapping[str, Any]]) -> str:
+    return next((str(row["runtime"]) for row in rows if "runtime" in row), "")
 
 
 def _line(row: Mapping[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['variant']}, seed {row['seed']}: {row['error']}"
     return (
         f"{row['variant']}, seed {row['seed']}: {'solved' if row['solved'] else 'not solved'} at "
         f"{row['env_steps']:,} steps, {row['train_s']:.0f} s; fresh starts {row['file_fresh_return_mean']:.1f} "

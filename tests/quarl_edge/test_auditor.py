@@ -37,6 +37,7 @@ class Crooked:
     reason, normalized = "", True
 
     def __init__(self, template, snapshot):
+        self.spec = template.spec
         self._template, self._snapshot = template, snapshot
         self.data = template.data
 
