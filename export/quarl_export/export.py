@@ -241,7 +241,8 @@ def _parity(policy: PolicyCheckpoint, file: PolicyFile) -> tuple[int, int]:
     limit = _MAX_PARITY_LSB * 2 ** (8 - policy.spec.quantization.activation_bits)
     if errors.max() > limit:
         raise SelfTestError(
-            f"the file is up to {errors.max()} LSB off the network in {default_runtime().name}: expected at most {limit}"
+            f"the file is up to {errors.max()} LSB off the network in {default_runtime().name}: expected at most "
+            f"{limit}"
         )
     return int(errors[: len(golden)].max()), int(errors[len(golden) :].max())
 
