@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import PolicyContract
 from quarl_device.errors import ContractError, ModelFileError
-from quarl_device.files import read_capped
+from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, Tensor, read_graph
 from quarl_device.heads import action_size, bind_outputs
 from quarl_device.preprocess import bind_inputs
@@ -173,7 +173,9 @@ def read_policy_path(path: Path | str) -> PolicyFile:
         ModelFileError: missing, a directory, unreadable, over the cap, not TFLite, damaged.
         ContractError: no contract, or one that does not fit the file's tensors.
     """
-    return read_policy(read_capped(Path(path), cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="policy file"))
+    data = read_capped(Path(path), cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="policy file")
+    with naming(Path(path)):
+        return read_policy(data)
 
 
 def encode_metadata(contract: PolicyContract, golden: GoldenVectors, provenance: Mapping[str, Any]) -> bytes:
