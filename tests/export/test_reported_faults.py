@@ -12,7 +12,7 @@ from export_factory import make_spec, observations
 from policy_factory import mlp, rows, with_elu, with_norm
 from report_pairs import pair
 
-from quarl_device.errors import CheckFailed
+from quarl_device.errors import CheckFailed, ConversionError
 from quarl_device.flatbuffer import read_graph
 from quarl_device.policy_file import read_policy
 from quarl_device.runtime import find_runtime
@@ -40,6 +40,12 @@ def data_of(policy):
 def with_ranges(policy, **ranges):
     found = find_ranges(policy, data_of(policy), RangeRule())
     return dataclasses.replace(policy, ranges={**found, **ranges})
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int16x8"])
+def test_row_2_a_layer_norm_is_refused_with_its_name_and_what_to_do(scheme):
+    with pytest.raises(ConversionError, match=r"layer 'n' is layer_norm.*--keep-float n"):
+        build_file(with_norm(), ExportOptions(scheme=SchemeOptions(scheme=scheme)), data=data_of(with_norm()))
 
 
 def test_row_6_a_range_that_is_still_where_stock_quantizers_start_is_refused():
@@ -88,7 +94,7 @@ from quarl_export.schemes import SchemeOptions, convert
 from quarl_export.pipeline import ExportOptions, build_file
 policy = mlp()
 ranges = dict.fromkeys(policy.graph.range_sites(), (-3.0, 3.0))
-for number in range(10):
+for number in range(8):
     convert(policy, SchemeOptions(), ranges=ranges)
     if number == 3:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -97,7 +103,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_row_13_conversions_do_not_pile_up_memory():
-    """Six conversions of a small network, after the first ones; pushes do not convert at all."""
+    """Four conversions of a small network, after the first ones; pushes do not convert at all."""
     script = _CONVERTS.format(tests=str(Path(__file__).parent))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-500:]

@@ -212,8 +212,10 @@ def test_files_are_reproducible(scheme):
     assert first == second
 
 
-@pytest.mark.parametrize(("weight_bits", "activation_bits"), [(4, 8), (8, 4), (3, 5), (2, 2)])
-@pytest.mark.parametrize("name", ["mlp", "image"])
+@pytest.mark.parametrize(
+    ("name", "weight_bits", "activation_bits"),
+    [("mlp", 4, 8), ("mlp", 8, 4), ("mlp", 3, 5), ("mlp", 2, 2), ("image", 8, 4), ("image", 2, 2)],
+)
 def test_files_of_fewer_bits_compute_their_reference_step_by_step(name, weight_bits, activation_bits):
     options = SchemeOptions(weight_bits=weight_bits, activation_bits=activation_bits)
     policy = POLICIES[name]
