@@ -11,8 +11,8 @@ from collections.abc import Callable
 from quarl_device.errors import LearnerAlive, PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.wire.keys import SIGNATURE_BYTES
-from quarl_device.wire.messages import HIGHEST_BELIEVABLE_EPOCH, DeviceState, LearnerBirth
 from quarl_device.wire.manifest import decode_header
+from quarl_device.wire.messages import HIGHEST_BELIEVABLE_EPOCH, DeviceState, LearnerBirth
 from quarl_device.wire.topics import Topics
 
 _LOG = logging.getLogger(__name__)

@@ -159,7 +159,7 @@ class Link(Protocol):
         ...
 
     def drain(self, *, to_bytes: int, timeout_s: float) -> bool:
-        """Wait until at most `to_bytes` are handed over and not yet acknowledged; false if not in time, or if it is down.
+        """Wait until at most `to_bytes` are open (handed over, not acknowledged yet); false if not in time or down.
 
         Whoever has much to send paces itself with it, so that what others send is not held up behind it.
         """
