@@ -6,16 +6,19 @@ chunks. A larger one waits, in a slot of one, while another is being fanned out:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from quarl_device.link import Link
 from quarl_device.policy_file import GoldenVectors
 from quarl_device.wire.keys import LearnerKey
-from quarl_device.wire.manifest import Manifest, encode_manifest, make_manifest
+from quarl_device.wire.limits import MAX_CHUNK_BYTES, MAX_INLINE_PUSH_BYTES
+from quarl_device.wire.manifest import Manifest, chunk_digests, encode_manifest
 from quarl_device.wire.push import Exploration, PushHeader, encode_push, fits_inline
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.blobs import BlobServer
@@ -108,12 +111,12 @@ class PolicyPublisher:
         started = time.perf_counter()
         snapshot = read()
         policy = self._template.patch(snapshot)
-        golden = run_goldens(policy, self._template.contract, self._template.golden_observations)
+        golden, sha256, digests = self._examine(policy)
         header = PushHeader(
             epoch=self._epoch,
             version=version,
             env_steps=env_steps,
-            sha256=hashlib.sha256(policy).hexdigest(),
+            sha256=sha256,
             exploration=exploration,
             normalizer_version=normalizer_version,
             golden_outputs=golden.outputs,
@@ -122,10 +125,16 @@ class PolicyPublisher:
             variables_read_unix_ns=read_unix_ns,
             reset=reset,
         )
-        manifest = None if fits_inline(header, len(policy)) else make_manifest(header, policy)
-        if manifest is None:
+        manifest = None
+        if fits_inline(header, len(policy)):
             payload = encode_push(header, policy, self._key.sign)
         else:
+            manifest = Manifest(
+                header=header,
+                size_bytes=len(policy),
+                chunk_bytes=MAX_CHUNK_BYTES,
+                digests=digests or chunk_digests(policy),
+            )
             payload = encode_manifest(manifest, self._key.sign)
         return Pushed(
             version=version,
@@ -160,6 +169,16 @@ class PolicyPublisher:
         """Publish nothing any more, after a reconnection neither."""
         with self._lock:
             self._latest, self._owed = None, False
+
+    def _examine(self, policy: bytes) -> tuple[GoldenVectors, str, bytes]:
+        """Return what the file answers, its sha256, and if it is a large one those of its chunks."""
+        answer = functools.partial(run_goldens, policy, self._template.contract, self._template.golden_observations)
+        if len(policy) <= MAX_INLINE_PUSH_BYTES:
+            return answer(), hashlib.sha256(policy).hexdigest(), b""
+        # Hashing and inference release the interpreter's lock, and of a large file each takes milliseconds.
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            hashed, digests = pool.submit(hashlib.sha256, policy), pool.submit(chunk_digests, policy)
+            return answer(), hashed.result().hexdigest(), digests.result()
 
     def _must_wait(self, pushed: Pushed) -> bool:
         return pushed.manifest is not None and self._blobs.busy

@@ -166,11 +166,11 @@ class Inbox:
         return news
 
     def _take(self, header: PushHeader, data: bytes) -> None:
-        """Load a policy file whose header the learner has signed, and hand it on."""
+        """Load a policy file whose header the learner has signed, and whose sha256 is the header's; hand it on."""
         if not self._is_news(header):
             return
         try:
-            acting = self._load(header, read_policy(data))
+            acting = self._load(header, read_policy(data, sha256=header.sha256))
         except SpaceMismatch:
             with self._changed:
                 self._misfit = (header, data)

@@ -67,7 +67,13 @@ class Manifest:
 
 
 def make_manifest(header: PushHeader, policy: bytes, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Manifest:
-    """Return the manifest of a policy file.
+    """Return the manifest of a policy file; PayloadTooLarge as `chunk_digests`."""
+    digests = chunk_digests(policy, chunk_bytes=chunk_bytes)
+    return Manifest(header=header, size_bytes=len(policy), chunk_bytes=chunk_bytes, digests=digests)
+
+
+def chunk_digests(policy: bytes, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> bytes:
+    """Return the sha256 of each chunk, one after the other.
 
     Raises:
         PayloadTooLarge: over 64 MiB, or in more than 4096 chunks.
@@ -79,8 +85,8 @@ def make_manifest(header: PushHeader, policy: bytes, *, chunk_bytes: int = MAX_C
             f"and {MAX_CHUNKS:,} chunks"
         )
     view = memoryview(policy)
-    digests = [hashlib.sha256(view[start : start + chunk_bytes]).digest() for start in range(0, len(view), chunk_bytes)]
-    return Manifest(header=header, size_bytes=len(policy), chunk_bytes=chunk_bytes, digests=b"".join(digests))
+    starts = range(0, len(view), chunk_bytes)
+    return b"".join(hashlib.sha256(view[start : start + chunk_bytes]).digest() for start in starts)
 
 
 def encode_manifest(manifest: Manifest, sign: Callable[[bytes], bytes]) -> bytes:
