@@ -137,8 +137,12 @@ class PolicyFile:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_policy(data: bytes) -> PolicyFile:
+def read_policy(data: bytes, *, sha256: str = "") -> PolicyFile:
     """Return the policy in a file's bytes, of any origin.
+
+    Args:
+        data: the file.
+        sha256: its digest where the caller has just computed it: of a large file that takes milliseconds.
 
     Raises:
         ModelFileError: not a TFLite file, damaged, or over the cap.
@@ -161,7 +165,7 @@ def read_policy(data: bytes) -> PolicyFile:
         graph=graph,
         contract=contract,
         golden=golden,
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=sha256 or hashlib.sha256(data).hexdigest(),
         provenance=provenance,
     )
 
