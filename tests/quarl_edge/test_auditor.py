@@ -13,6 +13,7 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.push import Exploration, decode_push
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.auditor import Auditor
+from quarl_edge.learner.blobs import BlobServer
 from quarl_edge.learner.publisher import PolicyPublisher
 from quarl_export.audit import AuditResult, audit
 from quarl_export.compare import difference
@@ -80,7 +81,8 @@ def test_converted_pushes_go_out_and_are_audited_as_patched_ones(template, netwo
     link = broker.link("learner")
     link.connect(timeout_s=1)
     converting = template.converting("too odd")
-    publisher = PolicyPublisher(converting, link=link, topics=Topics("f"), key=key, epoch=7)
+    blobs = BlobServer(link, Topics("f"))
+    publisher = PolicyPublisher(converting, link=link, topics=Topics("f"), key=key, epoch=7, blobs=blobs)
     pushed = publisher.prepare(network.snapshot, version=3, env_steps=9, exploration=Exploration(values=(0.5,)))
     assert publisher.publish(pushed)
     header, data = decode_push(broker.retained[Topics("f").policy], key.public.verify)
