@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from graph_factory import make_policy, mlp, random_inputs, shaped_values
 
+from quarl_device.flatbuffer import read_graph
+from quarl_device.inspect.op_versions import loadability
 from quarl_device.runtime import find_runtime
 from quarl_export.graph import view
 from quarl_export.quantized import convert_narrow, convert_planned, policy_values
@@ -92,6 +94,11 @@ def test_tflite_runtime_has_no_kernel_for_it(files, tmp_path):
     """The reason why an int16 head is refused for that runtime."""
     _, wide, inputs, _ = files
     assert "QUANTIZE" in run_tflite(wide, inputs, tmp_path)["error"]
+    graph = read_graph(wide)
+    told = {found.runtime: found for found in loadability(graph.operators, graph.tensors)}
+    assert told["tflite-runtime"].loads is False
+    assert "int8 to int16" in told["tflite-runtime"].reason
+    assert told["ai-edge-litert"].loads is True
 
 
 def test_nothing_is_lost_on_the_way_to_int16(files):
