@@ -10,13 +10,10 @@ from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import ModelFileError
 from quarl_device.files import read_capped
 from quarl_device.flatbuffer import Graph, read_graph
-from quarl_device.inspect.probe import installed_version, probe
 from quarl_device.inspect.tensors import scheme_of
-from quarl_device.lint import check_runnable
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, read_policy
 from quarl_device.wire.limits import MAX_POLICY_BYTES
-
-RUNTIME = "ai-edge-litert"
+from quarl_export.file_runner import check_runs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +57,7 @@ def read_side(path: Path) -> Side:
 def side_of(data: bytes, *, path: str = "") -> Side:
     """Lay a file's bytes open; raises as `read_side`."""
     graph = read_graph(data)
-    _check_runs(data, graph, path)
+    check_runs(data, graph, what=path or "the model")
     contract, golden = None, None
     if METADATA_NAME in graph.metadata:
         policy = read_policy(data)
@@ -93,15 +90,3 @@ def _spec_of(graph: Graph, index: int, place: int) -> ObservationSpec:
             hint="convert with batch size 1",
         )
     return ObservationSpec(key=f"input_{place}", shape=tensor.shape[1:], dtype="float32")
-
-
-def _check_runs(data: bytes, graph: Graph, path: str) -> None:
-    """Run a file in this process only if the lint knows it, or if a child process has run it and lived."""
-    try:
-        check_runnable(graph)
-    except ModelFileError as refused:
-        if not installed_version(RUNTIME):  # pragma: no cover - the distribution depends on it
-            raise
-        tried = probe(data, RUNTIME)
-        if not tried.loads:
-            raise ModelFileError(f"{RUNTIME} cannot run {path or 'the model'}: {tried.detail}") from refused
