@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tokenize
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ _MAX_MAGNITUDE = 1e18
 MAX_ROWS = 10_000
 MIN_ROWS = 2
 HELD_OUT_EVERY = 4
+_NAMELESS = ("observation", "arr_0")
+_SHOWN_NAMES = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,7 +94,8 @@ class CalibrationData:
 def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
     """Read calibration data from an npz file with one array per observation key.
 
-    An npz with a single array, or an npy file's array inside it, serves a policy with a single key whatever its name.
+    A single array serves a policy with a single key under its key, the name "observation", or none at all: see
+    `by_single_key`.
 
     Raises:
         UsageError: missing, unreadable, over the caps, no npz, pickled, or arrays that do not fit.
@@ -112,10 +115,24 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
             f"calibration file {path} cannot be read as npz: {error}",
             hint="write it with numpy.savez(path, observation=rows)",
         ) from error
-    keys = [spec.key for spec in contract.observations]
-    if len(keys) == len(arrays) == 1:
-        arrays = {keys[0]: next(iter(arrays.values()))}
+    arrays = by_single_key(arrays, [spec.key for spec in contract.observations])
     return CalibrationData.checked(contract, arrays, source=f"npz {path.name}")
+
+
+def by_single_key(arrays: Mapping[str, NDArray[Any]], keys: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+    """Return the only array of a file under the only key of a policy, where its name claims nothing else.
+
+    Args:
+        arrays: by their names in the file.
+        keys: that the policy observes.
+
+    Returns:
+        `arrays`, or the only one renamed: from the key of environments without keys, or from NumPy's own name for an
+        array without one. An array that was given another name is another observation.
+    """
+    if len(keys) == len(arrays) == 1 and next(iter(arrays)) in _NAMELESS:
+        return {keys[0]: next(iter(arrays.values()))}
+    return arrays
 
 
 def observation_shape(spec: ObservationSpec) -> tuple[int, ...]:
@@ -136,7 +153,11 @@ def _unjoined(spec: ObservationSpec, array: NDArray[Any]) -> NDArray[Any]:
 
 def _key_rows(spec: ObservationSpec, arrays: Mapping[str, Any], source: str) -> NDArray[Any]:
     if spec.key not in arrays:
-        raise UsageError(f"{source}: no array {spec.key!r}, found {', '.join(sorted(arrays)) or 'none'}")
+        found = ", ".join(repr(name[:64]) for name in sorted(arrays)[:_SHOWN_NAMES]) or "none"
+        raise UsageError(
+            f"{source}: no array {spec.key!r}, which the policy observes; found {found}",
+            hint=f"name it so when saving: numpy.savez(path, **{{{spec.key!r}: rows}})",
+        )
     array = _unjoined(spec, np.asarray(arrays[spec.key]))
     shape = observation_shape(spec)
     if array.dtype.kind not in "fiub":
