@@ -76,9 +76,7 @@ def statistics_doubts(
     ), ()
 
 
-def _largest_difference(
-    original: NDArray[Any], seen: NDArray[Any], statistics: VecNormalize, key: str
-) -> float | None:
+def _largest_difference(original: NDArray[Any], seen: NDArray[Any], statistics: VecNormalize, key: str) -> float | None:
     """Return how far the normalised original observation is from what the policy saw, `None` where it cannot be told.
 
     In units of the normalised observation, or relative to it where it is beyond 1.
