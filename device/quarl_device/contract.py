@@ -19,15 +19,14 @@ CONTRACT_SCHEMA = 1
 MAX_OBSERVATION_KEYS = 64
 MAX_ELEMENTS = 4_194_304
 
+HeadKind = Literal["q_values", "logits", "action", "gaussian"]
+_HEADS = ("q_values", "logits", "action", "gaussian")
+_DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+
 
 def is_observation_key(key: object) -> bool:
     """Return whether `key` may name an observation: 1-64 ASCII characters without "/"."""
     return isinstance(key, str) and 0 < len(key) <= 64 and key.isascii() and "/" not in key
-
-
-HeadKind = Literal["q_values", "logits", "action", "gaussian"]
-_HEADS = ("q_values", "logits", "action", "gaussian")
-_DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from quarl_device.contract import ActionSpec, Normalizer, ObservationSpec
 from quarl_device.environments import EnvSpec
 from quarl_device.errors import NonFiniteError, SpaceMismatch, UnknownEnvironment, UsageError
 from quarl_export.calibration import CalibrationData, RangeRule, load_npz, play, with_input_normalizer
-from quarl_export.calibration.data import by_single_key
 from quarl_export.calibration import data as data_module
+from quarl_export.calibration.data import by_single_key
 from quarl_export.calibration.play import greedy_actions
 from quarl_export.ir import run_reference
 from quarl_export.ir.reference import normalize, run_graph

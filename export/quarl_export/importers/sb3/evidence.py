@@ -1,7 +1,7 @@
 """What an agent's archive tells of the statistics that are given with it: are they its own?
 
-`VecNormalize` is no part of the archive. But the archive keeps the observations that training ended with: `_last_obs` as
-the policy saw them and, where there is a `VecNormalize`, `_last_original_obs` as the environment gave them
+`VecNormalize` is no part of the archive. But the archive keeps the observations that training ended with: `_last_obs`
+as the policy saw them and, where there is a `VecNormalize`, `_last_original_obs` as the environment gave them
 (stable_baselines3/common/{base_class,on_policy_algorithm,off_policy_algorithm}.py).
 """
 
