@@ -55,6 +55,7 @@ class ExportReport:
         runtime: which runtime it was checked in, with its version.
         checks: every check's answer, in the order of their codes.
         forced: codes of checks that did not pass and were overridden.
+        warnings: what the import found doubtful, in words.
         built: the file with what it was judged by.
     """
 
@@ -70,6 +71,7 @@ class ExportReport:
     runtime: str
     checks: tuple[CheckResult, ...] = ()
     forced: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     built: BuiltFile | None = field(default=None, repr=False, compare=False)
 
 
@@ -151,6 +153,7 @@ def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = No
         runtime=f"{runtime.name} {runtime.version}",
         checks=built.checks,
         forced=built.forced,
+        warnings=tuple(map(str, built.subject.source.provenance.get("warnings", ()))),
         built=built,
     )
 

@@ -37,7 +37,9 @@ def named_observations(
     if calibrate == PLAY:
         chosen = env_id or policy.contract.env_id
         if not chosen:
-            raise UsageError("--calibrate env: the policy names no environment", hint="name one with --env ID")
+            raise UsageError(
+                "--calibrate env: the policy names no environment", hint="name it: --calibrate env --env ID"
+            )
         spec = EnvSpec(env_id=chosen, kwargs=policy.contract.env_kwargs if chosen == policy.contract.env_id else {})
         return play(policy, spec, steps=steps, seed=seed, allow_module=bool(env_id))
     path = Path(calibrate)

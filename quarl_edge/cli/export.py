@@ -219,7 +219,7 @@ def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> 
     if directory is not None and report.built is not None:
         from quarl_export.export_report import write_export_report
 
-        page = str(write_export_report(report.built, directory))
+        page = str(write_export_report(report.built, directory, model=report.model))
         extras["report"] = page, page
     if edge_tpu:
         verdict = judge(read_policy_path(report.model).graph)
@@ -257,6 +257,7 @@ def _show(report: ExportReport, place: str, output: Format, extras: dict[str, tu
                 "runtime": report.runtime,
                 "checks": checks,
                 "forced": list(report.forced),
+                "warnings": list(report.warnings),
                 **{name: value for name, (value, _) in extras.items()},
             }
         )
@@ -264,7 +265,11 @@ def _show(report: ExportReport, place: str, output: Format, extras: dict[str, tu
     error = (
         "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
     )
+    marks = [("WARNING", warning) for warning in report.warnings]
+    if report.forced:
+        marks.insert(0, ("FORCED", f"written although these checks failed: {', '.join(report.forced)}"))
     rows = [
+        *marks,
         ("environment", report.env or "not named"),
         ("scheme", report.scheme),
         ("size", f"{report.bytes:,} bytes"),
@@ -276,5 +281,5 @@ def _show(report: ExportReport, place: str, output: Format, extras: dict[str, tu
         for result in report.checks
     ]
     rows += [(name.replace("_", " "), text) for name, (_, text) in extras.items()]
-    next_one = f"quarl-edge evaluate {report.model}"
+    next_one = f"quarl-edge evaluate {report.model}" + ("" if report.env else " --env ID")
     write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])

@@ -11,7 +11,7 @@ from quarl_device.errors import ModelFileError
 from quarl_device.files import read_capped
 from quarl_device.flatbuffer import Graph, read_graph
 from quarl_device.inspect.tensors import scheme_of
-from quarl_device.policy_file import METADATA_NAME, GoldenVectors, read_policy
+from quarl_device.policy_file import METADATA_NAME, GoldenVectors, forced_checks, read_policy
 from quarl_device.wire.limits import MAX_POLICY_BYTES
 from quarl_export.file_runner import check_runs
 
@@ -30,6 +30,7 @@ class Side:
         golden: its golden vectors, `None` likewise.
         observations: the contract's, else one per input tensor ("input_0", ...).
         inputs: per observation the index of its input tensor.
+        forced: codes of the checks that the file was written in spite of.
     """
 
     path: str
@@ -41,6 +42,7 @@ class Side:
     golden: GoldenVectors | None
     observations: tuple[ObservationSpec, ...]
     inputs: tuple[int, ...]
+    forced: tuple[str, ...] = ()
 
 
 def read_side(path: Path) -> Side:
@@ -58,10 +60,10 @@ def side_of(data: bytes, *, path: str = "") -> Side:
     """Lay a file's bytes open; raises as `read_side`."""
     graph = read_graph(data)
     check_runs(data, graph, what=path or "the model")
-    contract, golden = None, None
+    contract, golden, forced = None, None, ()
     if METADATA_NAME in graph.metadata:
         policy = read_policy(data)
-        contract, golden = policy.contract, policy.golden
+        contract, golden, forced = policy.contract, policy.golden, forced_checks(policy.provenance)
     if contract is None:
         inputs = graph.inputs
         specs = tuple(_spec_of(graph, index, place) for place, index in enumerate(inputs))
@@ -79,6 +81,7 @@ def side_of(data: bytes, *, path: str = "") -> Side:
         golden=golden,
         observations=specs,
         inputs=inputs,
+        forced=forced,
     )
 
 
