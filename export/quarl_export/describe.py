@@ -74,7 +74,8 @@ def describe_text(description: dict[str, Any]) -> str:
 
 
 def _lines(said: dict[str, Any]) -> Iterator[str]:
-    yield f"{said['kind'] or 'policy'}: {said['head']} over {said['actions']} for {said['env'] or 'no named environment'}"
+    place = said["env"] or "no named environment"
+    yield f"{said['kind'] or 'policy'}: {said['head']} over {said['actions']} for {place}"
     for spec in said["observations"]:
         stack = f" × {spec['stack']} frames" if spec["stack"] > 1 else ""
         yield f"  observation {spec['key']}: {spec['dtype']} {spec['shape']}{stack}"

@@ -115,8 +115,8 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
             f"calibration file {path} cannot be read as npz: {error}",
             hint="write it with numpy.savez(path, observation=rows)",
         ) from error
-    arrays = by_single_key(arrays, [spec.key for spec in contract.observations])
-    return CalibrationData.checked(contract, arrays, source=f"npz {path.name}")
+    named = by_single_key(arrays, [spec.key for spec in contract.observations])
+    return CalibrationData.checked(contract, named, source=f"npz {path.name}")
 
 
 def by_single_key(arrays: Mapping[str, NDArray[Any]], keys: Sequence[str]) -> Mapping[str, NDArray[Any]]:
