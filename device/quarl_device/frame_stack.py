@@ -69,6 +69,7 @@ class FrameHistory:
 
     Attributes:
         latest: [N, *shape], where the newest frames are written before `push`.
+        windows: K views [depth, N, *shape], oldest frame first; `push` says which of them are the stacks now.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class FrameHistory:
         ring = np.zeros((2, depth, envs, *shape), dtype)
         self._frames = ring.reshape(2 * depth, envs, *shape)
         self._places = [ring[:, n] for n in range(depth)]
-        self._windows = [self._frames[n + 1 : n + 1 + depth] for n in range(depth)]
+        self.windows: list[Array] = [self._frames[n + 1 : n + 1 + depth] for n in range(depth)]
         self._before = self.latest if fill is None else fill
         self._newest = 0
         self._begins = np.ones(envs, np.bool_)
@@ -90,11 +91,11 @@ class FrameHistory:
         self._begins[...] = True if starts is None else self._begins | starts
         self._any_begins = bool(self._begins.any())
 
-    def push(self) -> Array:
-        """Take `latest` in and return the stacks as a view [depth, N, *shape], oldest frame first."""
+    def push(self) -> int:
+        """Take `latest` in and return which of `windows` has the stacks."""
         self._newest = newest = (self._newest + 1) % len(self._places)
         if self._any_begins:
             np.copyto(self._frames, self._before, where=self._mask)
             self._begins[...] = self._any_begins = False
         self._places[newest][...] = self.latest
-        return self._windows[newest]
+        return newest

@@ -69,7 +69,7 @@ def test_the_ring_is_the_rule(depth, envs, fill, data):
             history.begin(starts)
         frames = np.arange(envs * 2, dtype=np.float32).reshape(envs, 2, 1) + 100 * step
         history.latest[...] = frames
-        found = history.push()
+        found = history.windows[history.push()]
         stacks = [restack(given_spec, None if start else before, f)
                   for before, start, f in zip(stacks, starts, frames, strict=True)]  # fmt: skip
         np.testing.assert_array_equal(found, np.stack(stacks, 1))
@@ -80,10 +80,10 @@ def test_a_start_that_is_said_twice_is_one():
     history.begin(np.array([True, False]))
     history.begin(np.array([False, False]))
     history.latest[...] = [1, 2]
-    assert history.push().tolist() == [[1, 2], [1, 2]]
+    assert history.windows[history.push()].tolist() == [[1, 2], [1, 2]]
     history.begin(np.array([False, True]))
     history.latest[...] = [3, 4]
-    assert history.push().tolist() == [[1, 4], [3, 4]]
+    assert history.windows[history.push()].tolist() == [[1, 4], [3, 4]]
 
 
 def test_frames_are_kept_in_the_same_memory():
