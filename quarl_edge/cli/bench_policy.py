@@ -13,7 +13,7 @@ import typer
 from quarl_device.errors import UsageError
 from quarl_device.files import read_capped
 from quarl_device.wire.limits import MAX_JSON_BYTES
-from quarl_edge.cli.export import Io
+from quarl_edge.cli.export_options import Io
 from quarl_edge.cli.output import Format, write_json, write_line
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
