@@ -13,7 +13,7 @@ import typer
 from quarl_device.errors import LearnerError, RunNotFound, UsageError
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
-from quarl_edge.cli.calibration import PLAY, journal_observations, named_observations
+from quarl_edge.cli.calibration import PLAY, environment, journal_observations, named_observations
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
@@ -23,9 +23,14 @@ from quarl_edge.runs import DEFAULT_ROOT, latest_policy
 
 if TYPE_CHECKING:
     from quarl_export.calibration import CalibrationData
+    from quarl_export.checks.returns import Play
     from quarl_export.export import ExportReport
     from quarl_export.ir import ImportedPolicy
     from quarl_export.pipeline import ExportOptions
+
+
+# Start seeds of the comparison lie beyond those that calibration plays, and gymnasium takes them.
+MAX_SEED = 2_000_000_000
 
 
 class Scheme(StrEnum):
@@ -97,7 +102,15 @@ def export(
     ] = RangeKind.MINMAX,
     percentile: Annotated[float, typer.Option(help="Of --range percentile.")] = 99.9,
     steps: Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)] = 2_048,
-    seed: Annotated[int, typer.Option(help="Of playing.", min=0, max=2**31 - 1)] = 0,
+    seed: Annotated[int, typer.Option(help="Of playing.", min=0, max=MAX_SEED)] = 0,
+    episodes: Annotated[
+        int,
+        typer.Option(
+            help="Greedy episodes to compare the file's returns with the float policy's; 0: none.",
+            min=0,
+            max=10_000,
+        ),
+    ] = 50,
     keep_float: Annotated[list[str] | None, typer.Option(help="A layer to keep in float; may be given often.")] = None,
     vecnormalize: Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")] = (
         None
@@ -118,8 +131,9 @@ def export(
 ) -> None:
     """Write a trained policy as one TFLite file with its contract and golden vectors inside.
 
-    Without --from it is the latest run's, as int8. The file is checked before it is written (codes Q01 to Q12), read
-    back, and run in the TFLite runtime before the command ends well.
+    Without --from it is the latest run's, as int8. The file is checked before it is written (codes Q01 to Q13), read
+    back, and run in the TFLite runtime before the command ends well. Where its environment is known, --episodes of
+    it decide: the file must return what the float policy returns, within 5 %.
 
     Examples:
       quarl-edge export model.tflite
@@ -168,7 +182,8 @@ def export(
             policy = import_policy(place, options=given)
             data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)
             progress.note(f"converting to {scheme.value} and checking the file")
-            report = _write(policy, checkpoint, model, options=options, data=data)
+            judge = _play(policy, env, episodes=episodes, seed=seed, progress=progress)
+            report = _write(policy, checkpoint, model, options=options, data=data, play=judge)
         extras = _extras(report, report_into, edge_tpu=edge_tpu)
     finally:
         progress.close()
@@ -198,6 +213,18 @@ def _observations(
     return None if checkpoint is None else journal_observations(checkpoint, policy.contract)
 
 
+def _play(policy: ImportedPolicy, env: str, *, episodes: int, seed: int, progress: Progress) -> Play | None:
+    """Return where the file is to be played, `None` where nothing names an environment or nobody wants it."""
+    from quarl_export.calibration.play import MAX_STEPS
+    from quarl_export.checks.returns import Play
+
+    spec = environment(policy.contract, env)
+    if not episodes or not spec.env_id:
+        return None
+    # No episode that calibration has played, of which there are at most as many as steps.
+    return Play(env=spec, episodes=episodes, seed=seed + MAX_STEPS, allow_module=bool(env), tell=progress.note)
+
+
 def _write(
     policy: ImportedPolicy,
     checkpoint: Path | None,
@@ -205,12 +232,13 @@ def _write(
     *,
     options: ExportOptions,
     data: CalibrationData | None,
+    play: Play | None,
 ) -> ExportReport:
     from quarl_export.export import export_imported, export_policy
 
     if checkpoint is not None:
-        return export_policy(checkpoint, model, options=options, data=data)
-    return export_imported(policy, model, options=options, data=data)
+        return export_policy(checkpoint, model, options=options, data=data, play=play)
+    return export_imported(policy, model, options=options, data=data, play=play)
 
 
 def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> dict[str, tuple[Any, str]]:

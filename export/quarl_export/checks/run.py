@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quarl_export.checks.agreement import check_actions, check_parity
 from quarl_export.checks.numbers import check_biases, check_constant, check_finite, check_ranges, check_saturation
 from quarl_export.checks.operators import check_custom, check_float, check_loads, check_versions
 from quarl_export.checks.report import CheckResult
+from quarl_export.checks.returns import Judged, not_judged
 from quarl_export.checks.subject import Subject
 
 
@@ -14,14 +17,17 @@ def checks_before(subject: Subject) -> tuple[CheckResult, ...]:
     return (check_finite(subject), check_ranges(subject), check_saturation(subject), check_biases(subject))
 
 
-def checks_after(subject: Subject, complete: bytes) -> tuple[CheckResult, ...]:
-    """Return Q05 to Q12, and Q01 again for the outputs if they are not finite.
+def checks_after(subject: Subject, complete: bytes, play: Callable[[], Judged]) -> tuple[CheckResult, ...]:
+    """Return Q05 to Q13, and Q01 again for the outputs if they are not finite.
 
     Args:
         subject: with its model.
         complete: the model with contract and golden vectors.
+        play: finds the returns of a file that loads.
     """
     found: list[CheckResult] = [] if (finite := check_finite(subject)).passed else [finite]
     found += [check_constant(subject), check_versions(subject), check_float(subject), check_custom(subject)]
-    found += [check_parity(subject), *check_actions(subject), check_loads(complete)]
-    return tuple(found)
+    loads = check_loads(complete)
+    returns = play() if loads.passed else not_judged("a device refuses the file")
+    found += [check_parity(subject, decided=returns.decided), *check_actions(subject, decided=returns.decided)]
+    return (*found, loads, returns.result)
