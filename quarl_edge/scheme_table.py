@@ -19,7 +19,7 @@ from quarl_export.ir import ImportedPolicy
 from quarl_export.pipeline import ExportOptions, build_file
 from quarl_export.schemes import SchemeOptions
 
-_CALIBRATION_STEPS = 2_048
+_CALIBRATION_STEPS = 4_096
 _CALIBRATION_SEED = 5_000
 
 SCHEME_COLUMNS: Mapping[str, SchemeOptions] = {

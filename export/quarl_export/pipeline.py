@@ -157,7 +157,7 @@ def build_file(
     else:
         subject = dataclasses.replace(subject, model=complete.data, contract=complete.contract)
     returns = functools.partial(_returns, complete, source, options, play, ours=ours)
-    checks = (*checks, *checks_after(subject, complete.data, returns))
+    checks = tuple(sorted((*checks, *checks_after(subject, complete.data, returns)), key=lambda check: check.code))
     failed = [result.code for result in checks if not result.passed]
     if failed and not options.force:
         refuse_failed(checks)

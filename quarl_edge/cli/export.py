@@ -101,7 +101,7 @@ def export(
         RangeKind, typer.Option("--range", help="Ranges from data; bounds are the space's own.")
     ] = RangeKind.MINMAX,
     percentile: Annotated[float, typer.Option(help="Of --range percentile.")] = 99.9,
-    steps: Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)] = 2_048,
+    steps: Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)] = 4_096,
     seed: Annotated[int, typer.Option(help="Of playing.", min=0, max=MAX_SEED)] = 0,
     episodes: Annotated[
         int,

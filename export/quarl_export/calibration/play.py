@@ -26,7 +26,7 @@ def play(
     policy: ImportedPolicy,
     spec: EnvSpec,
     *,
-    steps: int = 2_048,
+    steps: int = 4_096,
     seed: int = 0,
     actions: Actions = "mixed",
     allow_module: bool = False,

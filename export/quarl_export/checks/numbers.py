@@ -92,19 +92,23 @@ def _too_narrow(subject: Subject, site: str, values: NDArray[Any]) -> str:
     return f"{what} moves by {high - low:.2g}, less than the least int8 range of {MIN_WIDTH:g}; {mend}"
 
 
-def check_saturation(subject: Subject) -> CheckResult:
+def check_saturation(subject: Subject, *, decided: bool = False) -> CheckResult:
     """Q03: how many held-out values of each observation dimension the input's range clips.
 
     What no observation shows is told beside it: how little of its bounds a dimension has visited.
+
+    Args:
+        subject: before or after the conversion.
+        decided: whether returns have judged the file; it is then told, and does not fail.
     """
-    found = _clipped(subject)
+    found = _clipped(subject, binding=subject.binding and not decided)
     if not (coverage := told(subject.visited)):
         return found
     detail = {"visited": {key: list(shares) for key, shares in subject.visited.items()}}
     return dataclasses.replace(found, message=f"{found.message}; {coverage}", detail=detail)
 
 
-def _clipped(subject: Subject) -> CheckResult:
+def _clipped(subject: Subject, *, binding: bool) -> CheckResult:
     if subject.ranges is None or not subject.recorded:
         return CheckResult(
             code="Q03", passed=True, message="not judged: it needs recorded observations and an int8 input"
@@ -115,12 +119,14 @@ def _clipped(subject: Subject) -> CheckResult:
             worst, where = share, f"observation {key!r}[{dimension}]"
     limit = max(MAX_SATURATED, _CHANCE / subject.count)
     message = f"{where} is clipped in {worst:.1%} of {subject.count} observations" if worst else "nothing is clipped"
+    if worst > limit and binding:
+        message += "; calibrate with more of them (a larger file, more --steps), from more episodes"
     return CheckResult(
         code="Q03",
-        passed=worst <= limit or not subject.binding,
+        passed=worst <= limit or not binding,
         value=round(worst, 5),
         limit=round(limit, 5),
-        advisory=not subject.binding,
+        advisory=not binding,
         message=message,
     )
 

@@ -16,7 +16,8 @@
 | Q12 | loads | the file is read, linted and self-tested as a device does it |
 | Q13 | returns | played in its environment, the file returns what the float policy does, within 5 % of its scale |
 
-Where Q13 decides, Q10 and Q11 are told and stop no file: they stand in for returns that nobody has seen.
+Where Q13 decides, Q03, Q10 and Q11 are told and stop no file: they stand in for returns that nobody has seen. So is Q09
+of dynamic and int16x8 files, which has nothing exact to compare with.
 """
 
 from __future__ import annotations

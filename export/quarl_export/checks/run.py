@@ -1,4 +1,4 @@
-"""Runs all checks of a file in the order of their codes."""
+"""Runs all checks of a file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from quarl_export.checks.subject import Subject
 
 
 def checks_before(subject: Subject) -> tuple[CheckResult, ...]:
-    """Return what can be said before seconds of conversion: Q01 to Q04."""
-    return (check_finite(subject), check_ranges(subject), check_saturation(subject), check_biases(subject))
+    """Return what can be said before seconds of conversion: Q01, Q02 and Q04."""
+    return (check_finite(subject), check_ranges(subject), check_biases(subject))
 
 
 def checks_after(subject: Subject, complete: bytes, play: Callable[[], Judged]) -> tuple[CheckResult, ...]:
-    """Return Q05 to Q13, and Q01 again for the outputs if they are not finite.
+    """Return Q03 and Q05 to Q13, and Q01 again for the outputs if they are not finite.
+
+    Where returns decide, what is only seen on single observations is told and fails nobody.
 
     Args:
         subject: with its model.
@@ -29,5 +31,6 @@ def checks_after(subject: Subject, complete: bytes, play: Callable[[], Judged]) 
     found += [check_constant(subject), check_versions(subject), check_float(subject), check_custom(subject)]
     loads = check_loads(complete)
     returns = play() if loads.passed else not_judged("a device refuses the file")
-    found += [check_parity(subject, decided=returns.decided), *check_actions(subject, decided=returns.decided)]
-    return (*found, loads, returns.result)
+    decided = returns.decided
+    found += [check_saturation(subject, decided=decided), check_parity(subject, decided=decided)]
+    return (*found, *check_actions(subject, decided=decided), loads, returns.result)
