@@ -14,7 +14,9 @@ from quarl_device.environments import EnvSpec
 from quarl_device.errors import CheckFailed, UsageError
 from quarl_export.calibration import CalibrationData
 from quarl_export.checks import returns as returns_module
-from quarl_export.checks.returns import MAX_LOSS, Comparison, Play, judge_returns
+from quarl_export.checks.agreement import check_parity
+from quarl_export.checks.paired import MAX_LOSS, Comparison
+from quarl_export.checks.returns import Play, judge_returns
 from quarl_export.pipeline import ExportOptions, build_file
 from quarl_export.schemes import SchemeOptions
 
@@ -364,3 +366,24 @@ def test_nothing_to_play_in_is_told():
     )
     assert by_code(built)["Q13"].message == "not judged: no environment to play in"
     assert not by_code(built)["Q10"].advisory
+
+
+@pytest.mark.parametrize(("scheme", "advisory"), [("dynamic", True), ("int16x8", True), ("float16", False)])
+def test_what_has_no_exact_reference_is_judged_by_returns(scheme, advisory):
+    """An error of 40 % of the mean output fails Q09, unless returns have judged a file whose weights are rounded."""
+    policy = chooser()
+    built = build_file(policy, ExportOptions(scheme=SchemeOptions(scheme=scheme)), data=data_of(policy))
+    subject = dataclasses.replace(built.subject)
+    subject.__dict__["file_outputs"] = {role: 1.4 * values for role, values in built.subject.file_outputs.items()}
+    assert not check_parity(subject).passed
+    assert not check_parity(subject).advisory
+    decided = check_parity(subject, decided=True)
+    assert (decided.passed, decided.advisory) == (advisory, advisory)
+    assert decided.value == pytest.approx(0.4, abs=0.05)
+
+
+def test_an_int8_file_must_repeat_its_reference_whatever_it_returns():
+    policy = chooser()
+    subject = dataclasses.replace(build_file(policy, ExportOptions(), data=data_of(policy)).subject)
+    subject.__dict__["file_outputs"] = {role: 1.4 * values for role, values in subject.file_outputs.items()}
+    assert not check_parity(subject, decided=True).passed
