@@ -128,7 +128,7 @@ def test_as_many_episode_numbers_as_rows():
 def test_an_npz_may_say_which_rows_are_of_one_episode(tmp_path, name):
     episodes = numbers([12] * 8)
     marks = {"episode": episodes, "start": np.diff(episodes, prepend=-1) > 0}[name]
-    for key in ("observation", "any"):
+    for key in ("observation", "arr_0"):
         np.savez(tmp_path / "rows.npz", **{key: observations(96)["observation"], name: marks})
         data = load_npz(tmp_path / "rows.npz", mlp().contract)
         assert data.split()[1].title == "held-out observations of other episodes"
