@@ -184,7 +184,7 @@ def _returns(
     if options.scheme.scheme == "float32":
         return not_judged("a float32 file is the float policy, which Q09 compares it with")
     if play is None:
-        return not_judged("no environment to play in")
+        return not_judged("no environment to play in, or no episodes asked for")
     # Checked as any file is, so that what is compared with is what the policy's arithmetic says.
     as_float = ExportOptions(scheme=SchemeOptions(scheme="float32"))
     return judge_returns(file, lambda: build_file(source, as_float).file, play)

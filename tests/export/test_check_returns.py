@@ -364,7 +364,7 @@ def test_nothing_to_play_in_is_told():
     built = build_file(
         mlp(), ExportOptions(), data=CalibrationData.checked(mlp().contract, rows(mlp(), 64), source="t")
     )
-    assert by_code(built)["Q13"].message == "not judged: no environment to play in"
+    assert by_code(built)["Q13"].message == "not judged: no environment to play in, or no episodes asked for"
     assert not by_code(built)["Q10"].advisory
 
 
