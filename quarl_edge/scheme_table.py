@@ -21,6 +21,7 @@ from quarl_export.schemes import SchemeOptions
 
 _CALIBRATION_STEPS = 4_096
 _CALIBRATION_SEED = 5_000
+_JUDGED_EPISODES = 50
 
 SCHEME_COLUMNS: Mapping[str, SchemeOptions] = {
     "float32": SchemeOptions(scheme="float32"),
@@ -87,7 +88,7 @@ def _cell(
 ) -> dict[str, Any]:
     # Forced: the table shows what a file is worth that a check would have stopped, and which check it was.
     # Judged on other episodes than those whose returns are shown.
-    judge = Play(env=env, seed=_CALIBRATION_SEED + MAX_STEPS)
+    judge = Play(env=env, episodes=_JUDGED_EPISODES, seed=_CALIBRATION_SEED + MAX_STEPS)
     built = build_file(policy, ExportOptions(scheme=options, force=True), data=data, play=judge)
     (returns,) = (check for check in built.checks if check.code == "Q13")
     file: PolicyFile = built.file
