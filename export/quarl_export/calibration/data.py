@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,14 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import NonFiniteError, UsageError
+from quarl_export.calibration.hold_out import HoldOut, hold_out
 from quarl_export.npz import read_npz
 
 _MAX_MAGNITUDE = 1e18
 MAX_ROWS = 10_000
 MIN_ROWS = 2
-HELD_OUT_EVERY = 4
+# Marks in an npz, bool and integer ``[rows]``, that say where episodes begin or which one a row is of.
+START, EPISODE = "start", "episode"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,13 +31,25 @@ class CalibrationData:
         rows: per key ``[count, *shape]`` as the environment gives them, ``[count, stack, *shape]`` of stacked frames,
             in the contract's dtype.
         source: where they come from, for the provenance.
+        held_out: which of them are not to be calibrated with; `None` where there are too few for two parts.
+        title: what a message calls them.
     """
 
     rows: Mapping[str, NDArray[Any]] = field(repr=False)
     source: str
+    held_out: HoldOut | None = field(default=None, repr=False)
+    title: str = "recorded observations"
 
     @classmethod
-    def checked(cls, contract: PolicyContract, arrays: Mapping[str, Any], *, source: str) -> CalibrationData:
+    def checked(
+        cls,
+        contract: PolicyContract,
+        arrays: Mapping[str, Any],
+        *,
+        source: str,
+        episodes: NDArray[np.int64] | None = None,
+        held_out: HoldOut | None = None,
+    ) -> CalibrationData:
         """Return `arrays` as calibration data of `contract`.
 
         More than `MAX_ROWS` rows are thinned evenly.
@@ -43,6 +58,8 @@ class CalibrationData:
             contract: whose observations they must be.
             arrays: per key ``[count, *shape]``; keys that the contract does not have are ignored.
             source: see the class.
+            episodes: ``[count]``, equal where rows are of one episode; `None` where that is not known.
+            held_out: which rows were recorded to judge by; default: what `hold_out.hold_out` picks.
 
         Raises:
             UsageError: a missing key, another shape, a type that is no number, no rows, or too few.
@@ -58,7 +75,9 @@ class CalibrationData:
                 f"{source}: {count} row{'' if count == 1 else 's'} of observations, which says nothing about ranges",
                 hint="give a few hundred recorded observations",
             )
-        return cls(rows=rows, source=source).thinned(MAX_ROWS)
+        if episodes is not None and episodes.shape != (count,):
+            raise UsageError(f"{source}: {episodes.shape} episode numbers for {count} rows of observations")
+        return cls(rows=rows, source=source, held_out=held_out or hold_out(count, episodes)).thinned(MAX_ROWS)
 
     @property
     def count(self) -> int:
@@ -70,16 +89,20 @@ class CalibrationData:
         if self.count <= most:
             return self
         picked = np.linspace(0, self.count - 1, most).astype(int)
-        return CalibrationData(rows={key: array[picked] for key, array in self.rows.items()}, source=self.source)
+        held_out = self.held_out and dataclasses.replace(self.held_out, rows=self.held_out.rows[picked])
+        return dataclasses.replace(self._pick(picked), held_out=held_out)
 
     def split(self) -> tuple[CalibrationData, CalibrationData]:
-        """Return what to calibrate with, and every fourth row held out to judge by; the same for both if few."""
-        held = np.arange(self.count) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-        if self.count < MIN_ROWS * HELD_OUT_EVERY:
-            return self, self
-        return self._pick(~held), self._pick(held)
+        """Return what to calibrate with, and what is held out to judge by; the same for both where rows are few."""
+        held = self.held_out
+        if held is None or not 0 < held.rows.sum() < self.count:
+            both = dataclasses.replace(self, held_out=None, title="observations that were calibrated with")
+            return both, both
+        return self._pick(~held.rows), dataclasses.replace(
+            self._pick(held.rows), title=f"held-out observations {held.of}"
+        )
 
-    def _pick(self, rows: NDArray[np.bool_]) -> CalibrationData:
+    def _pick(self, rows: NDArray[Any]) -> CalibrationData:
         return CalibrationData(rows={key: array[rows] for key, array in self.rows.items()}, source=self.source)
 
 
@@ -87,6 +110,8 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
     """Read calibration data from an npz file with one array per observation key.
 
     An npz with a single array, or an npy file's array inside it, serves a policy with a single key whatever its name.
+    An array `start`, bool ``[rows]``, may say which rows begin an episode, or `episode`, integer ``[rows]``, which one
+    each row is of; whole episodes are then held out.
 
     Raises:
         UsageError: missing, unreadable, over the caps, no npz, pickled, or arrays that do not fit.
@@ -94,9 +119,26 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
     """
     arrays = read_npz(path, what="calibration file")
     keys = [spec.key for spec in contract.observations]
+    source = f"npz {path.name}"
+    marks = {name: arrays.pop(name) for name in (START, EPISODE) if name in arrays and name not in keys}
     if len(keys) == len(arrays) == 1:
         arrays = {keys[0]: next(iter(arrays.values()))}
-    return CalibrationData.checked(contract, arrays, source=f"npz {path.name}")
+    return CalibrationData.checked(contract, arrays, source=source, episodes=_episodes(marks, source))
+
+
+def _episodes(marks: Mapping[str, NDArray[Any]], source: str) -> NDArray[np.int64] | None:
+    """Return which episode each row is of, `None` without marks."""
+    for name, kinds, are in ((EPISODE, "iu", "integers"), (START, "b", "booleans")):
+        if name not in marks:
+            continue
+        found = marks[name]
+        if found.ndim != 1 or found.dtype.kind not in kinds:
+            raise UsageError(
+                f"{source}: array {name!r} is {found.dtype} {list(found.shape)}, expected {are} [rows]",
+                hint=f"it says which rows are of one episode; leave {name!r} out where that is not known",
+            )
+        return found.astype(np.int64) if name == EPISODE else np.cumsum(found, dtype=np.int64)
+    return None
 
 
 def observation_shape(spec: ObservationSpec) -> tuple[int, ...]:
