@@ -18,6 +18,7 @@ from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
 from quarl_export.calibration import CalibrationData
 from quarl_export.checkpoint import PolicyCheckpoint, load_policy
 from quarl_export.checks.report import CheckResult
+from quarl_export.checks.returns import Play
 from quarl_export.compare import difference
 from quarl_export.converter import convert_float, convert_snapshot
 from quarl_export.file_runner import default_runtime, run_file
@@ -76,7 +77,12 @@ class ExportReport:
 
 
 def export_policy(
-    checkpoint: Path, model: Path, *, options: ExportOptions | None = None, data: CalibrationData | None = None
+    checkpoint: Path,
+    model: Path,
+    *,
+    options: ExportOptions | None = None,
+    data: CalibrationData | None = None,
+    play: Play | None = None,
 ) -> ExportReport:
     """Write the policy in the directory `checkpoint` to `model` as one file, and check what was written.
 
@@ -88,6 +94,7 @@ def export_policy(
         model: where to.
         options: how; default: int8 with float ends.
         data: recorded observations to judge by, and to calibrate with where `options` say so.
+        play: where a file that training has not judged is played.
 
     Raises:
         RunNotFound: there is no policy at `checkpoint`.
@@ -103,7 +110,7 @@ def export_policy(
     options = options or ExportOptions()
     source = import_checkpoint(policy)
     if options.scheme != SchemeOptions() or options.recalibrate or options.center_q:
-        return export_imported(source, model, options=options, data=data)
+        return export_imported(source, model, options=options, data=data, play=play)
     file = read_policy(int8_bytes(policy))
     errors = _parity(policy, file)
     # Ranges that training has not set yet are the checks' to refuse.
@@ -114,7 +121,12 @@ def export_policy(
 
 
 def export_imported(
-    source: ImportedPolicy, model: Path, *, options: ExportOptions, data: CalibrationData | None = None
+    source: ImportedPolicy,
+    model: Path,
+    *,
+    options: ExportOptions,
+    data: CalibrationData | None = None,
+    play: Play | None = None,
 ) -> ExportReport:
     """Write any imported policy to `model` as one file, and check what was written.
 
@@ -123,6 +135,7 @@ def export_imported(
         model: where to.
         options: how.
         data: recorded observations to calibrate with and to judge by; needed where `source` has no ranges.
+        play: where the file is played to be judged by its returns; `None`: nowhere.
 
     Raises:
         ModelFileError: `model` cannot be written; a file already there is untouched.
@@ -130,7 +143,7 @@ def export_imported(
         CheckFailed: a check did not pass.
     """
     _check_target(model)
-    return _write(build_file(source, options, data=data), model)
+    return _write(build_file(source, options, data=data, play=play), model)
 
 
 def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = None) -> ExportReport:

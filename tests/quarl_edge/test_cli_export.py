@@ -31,13 +31,13 @@ def recorded(tmp_path_factory):
 
 def test_a_zip_by_playing_its_environment(tmp_path, capsys):
     model = tmp_path / "model.tflite"
-    code, told, _ = run(capsys, model, "--from", ZIP, "--env", "CartPole-v1", "--steps", 200)
+    code, told, _ = run(capsys, model, "--from", ZIP, "--env", "CartPole-v1", "--steps", 800)
     assert code == 0
     assert {"model", "bytes", "sha256", "scheme", "env", "golden_vectors", "max_lsb_error"} <= set(told)
     assert (told["scheme"], told["env"], told["max_lsb_error"], told["forced"]) == ("int8", "CartPole-v1", 0, [])
-    assert [check["code"] for check in told["checks"]] == [f"Q{n:02}" for n in range(1, 13)]
+    assert [check["code"] for check in told["checks"]] == [f"Q{n:02}" for n in range(1, 14)]
     file = read_policy_path(model)
-    assert file.provenance["export"]["ranges"]["observations"].startswith("200 steps of CartPole-v1")
+    assert file.provenance["export"]["ranges"]["observations"].startswith("800 steps of CartPole-v1")
     Policy.load(file)
 
 
@@ -138,10 +138,12 @@ def test_calibration_that_does_not_fit_is_refused(tmp_path, capsys):
 
 
 def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys):
-    """One dimension of the held-out rows leaves what was calibrated with."""
+    """One dimension of every sixth held-out row leaves what was calibrated with."""
+    from quarl_export.calibration.hold_out import hold_out
+
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(400, 4)).astype(np.float32)
-    rows[3::4, 1] = 30.0
+    rows[np.flatnonzero(hold_out(400).rows)[::6], 1] = 30.0
     np.savez(tmp_path / "rows.npz", observation=rows)
     model = tmp_path / "m.tflite"
     words = (model, "--from", ZIP, "--calibrate", tmp_path / "rows.npz")
@@ -163,10 +165,40 @@ def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys)
     assert f"{model} was written with --force" in html
 
 
+def test_returns_decide_where_there_is_an_environment_and_zero_episodes_leave_them_out(tmp_path, capsys, recorded):
+    """This agent's actions differ in int8, and it returns the same: its episodes are over before it matters."""
+    words = (tmp_path / "m.tflite", "--from", ZIP, "--env", "CartPole-v1", "--calibrate", recorded, "--force")
+    _, told, _ = run(capsys, *words, "--episodes", 10, "--seed", 3)
+    checks = {entry["code"]: entry for entry in told["checks"]}
+    assert checks["Q13"]["detail"] | {"env": "CartPole-v1", "episodes": 10, "seed": 100_003} == checks["Q13"]["detail"]
+    assert [checks[code]["advisory"] for code in ("Q03", "Q10", "Q11", "Q12")] == [True, True, True, False]
+    _, told, _ = run(capsys, *words, "--episodes", 0)
+    checks = {entry["code"]: entry for entry in told["checks"]}
+    assert checks["Q13"]["detail"] == {"verdict": "not judged"}
+    assert not checks["Q10"]["advisory"]
+    code, told, _ = run(capsys, *words, "--episodes", 5)
+    assert code == 2
+    assert "5 episodes" in told["error"]["message"]
+
+
+def test_a_trained_dqn_passes_by_its_returns_and_a_broken_scheme_of_it_does_not(tmp_path, capsys):
+    """Q10 and Q11 refused the first; the second returns 200 of 500."""
+    words = (tmp_path / "m.tflite", "--from", DQN, "--env", "CartPole-v1", "--episodes", 20)
+    code, told, _ = run(capsys, *words)
+    assert code == 0
+    checks = {entry["code"]: entry for entry in told["checks"]}
+    assert checks["Q10"]["value"] < checks["Q10"]["limit"]
+    assert checks["Q13"]["detail"]["file_return_mean"] > 475
+    code, told, _ = run(capsys, *words, "--scheme", "dynamic")
+    assert code == 19
+    assert [entry["code"] for entry in told["checks"] if not entry["passed"]] == ["Q13"]
+    assert told["error"]["message"].startswith("Q13 returns: ")
+
+
 def test_the_text_form_names_every_check(tmp_path, capsys, recorded):
     assert main(["export", str(tmp_path / "m.tflite"), "--from", str(ZIP), "--calibrate", str(recorded)]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("Q01 finite", "Q12 loads", "golden vectors", "quarl-edge evaluate"))
+    assert all(word in out for word in ("Q01 finite", "Q13 returns", "golden vectors", "quarl-edge evaluate"))
 
 
 def test_choices_are_those_of_the_library_and_refused_before_it_is_loaded():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import ModelFileError
-from quarl_device.files import read_capped
+from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, read_graph
 from quarl_device.inspect.tensors import scheme_of
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, forced_checks, read_policy
@@ -53,14 +53,16 @@ def read_side(path: Path) -> Side:
         ContractError: it has a contract that does not hold.
     """
     data = read_capped(path, cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="model file")
-    return side_of(data, path=str(path))
+    with naming(path):
+        return side_of(data, path=str(path))
 
 
 def side_of(data: bytes, *, path: str = "") -> Side:
     """Lay a file's bytes open; raises as `read_side`."""
     graph = read_graph(data)
-    check_runs(data, graph, what=path or "the model")
-    contract, golden, forced = None, None, ()
+    check_runs(data, graph, what="the model")
+    contract, golden = None, None
+    forced: tuple[str, ...] = ()
     if METADATA_NAME in graph.metadata:
         policy = read_policy(data)
         contract, golden, forced = policy.contract, policy.golden, forced_checks(policy.provenance)
