@@ -1,6 +1,7 @@
 """Calibration data are checked; ranges follow from them by stated rules, whatever their order."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from policy_factory import dueling, image_policy, mixed, mlp, rows, tanh_actor
 from quarl_device.contract import ActionSpec, Normalizer, ObservationSpec
 from quarl_device.environments import EnvSpec
 from quarl_device.errors import NonFiniteError, SpaceMismatch, UnknownEnvironment, UsageError
+from quarl_device.flatbuffer import Graph, Tensor
+from quarl_device.preprocess import bind_inputs, to_tensor
 from quarl_export.calibration import CalibrationData, RangeRule, load_npz, play, with_input_normalizer
 from quarl_export.calibration import data as data_module
 from quarl_export.calibration.play import greedy_actions
-from quarl_export.ir import run_reference
+from quarl_export.ir import GraphInput, run_reference
 from quarl_export.ir.reference import normalize, run_graph
 from quarl_export.metadata import complete_policy
 from quarl_export.ranges import MIN_WIDTH, find_ranges
@@ -337,9 +340,9 @@ def test_greedy_actions_of_discrete_and_box_heads():
 # ------------------------------------------------------------------ stacks
 
 
-def stacked(frames=3):
+def stacked(frames=3, fill=None):
     policy = mlp(inputs=4 * frames, actions=2)
-    spec = ObservationSpec(key="observation", shape=(4,), stack=frames)
+    spec = ObservationSpec(key="observation", shape=(4,), stack=frames, stack_fill=fill)
     return dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, observations=(spec,)))
 
 
@@ -352,6 +355,15 @@ def test_playing_stacks_frames_and_begins_episodes_with_repeated_ones():
         if row not in starts:
             assert np.array_equal(rows_[row][:2], rows_[row - 1][1:])
     assert len(starts) > 1
+
+
+def test_playing_begins_episodes_as_the_contract_says():
+    rows_ = play(stacked(fill=(0.0,)), EnvSpec(env_id="CartPole-v1"), steps=50).rows["observation"]
+    starts = [n for n in range(50) if not rows_[n][:2].any()]
+    assert len(starts) > 1
+    for row in starts:
+        assert rows_[row][2].any()
+        assert np.array_equal(rows_[row + 1], [np.zeros(4), rows_[row][2], rows_[row + 1][2]])
 
 
 def test_joined_and_separate_frames_are_the_same():
@@ -378,10 +390,43 @@ def test_a_device_normalises_one_frame_as_the_environment_gives_it():
     device = complete_policy(changed, scheme="int8", io="int8").normalizer
     assert (device.where, len(device.scale["observation"])) == ("device", 4)
     assert device.scale["observation"] == changed.contract.normalizer.scale["observation"][:4]
-    uneven = {"observation": tuple(float(n + 1) for n in range(12))}
-    contract = dataclasses.replace(policy.contract, normalizer=Normalizer(where="graph", offset=uneven, scale=uneven))
-    with pytest.raises(UsageError, match="from frame to frame"):
-        complete_policy(dataclasses.replace(policy, contract=contract), scheme="int8", io="int8")
+
+
+@pytest.mark.parametrize(
+    ("frame", "shape"),
+    [((4,), (12,)), ((2, 3), (2, 3, 3)), ((2, 3), (2, 9)), ((5, 2, 3), (2, 3, 15)), ((2, 3, 2), (2, 3, 6)), ((), (3,))],
+)
+def test_a_device_has_each_frames_own_constants_where_it_puts_the_frame(frame, shape):
+    """In every layout: a file whose normaliser is on the device sees what one with it in the graph computes."""
+    size = int(np.prod(shape))
+    rng = np.random.default_rng(4)
+    offset, scale = (tuple(rng.uniform(0.5, 2, size).tolist()) for _ in range(2))
+    spec = ObservationSpec(key="observation", shape=frame, stack=3)
+    normalizer = Normalizer(where="graph", offset={"observation": offset}, scale={"observation": scale}, clip=1.5)
+    contract = dataclasses.replace(mlp().contract, observations=(spec,), normalizer=normalizer)
+    policy = types.SimpleNamespace(
+        contract=contract, graph=types.SimpleNamespace(inputs=(GraphInput(key="observation", shape=shape),))
+    )
+    device = complete_policy(policy, scheme="int8", io="int8")
+    assert (device.normalizer.where, len(device.normalizer.scale["observation"])) == ("device", size)
+    [raw], [binding] = bind_to(spec, shape, Normalizer()), bind_to(spec, shape, device.normalizer)
+    stacks = rng.normal(size=(5, 3, *frame)).astype(np.float32)
+    wanted = np.clip(
+        (to_tensor(raw, stacks) - np.float32(offset).reshape(shape)) * np.float32(scale).reshape(shape), -1.5, 1.5
+    )
+    np.testing.assert_array_equal(to_tensor(binding, stacks), wanted)
+
+
+def bind_to(spec, shape, normalizer):
+    """Bind `spec` to a float tensor of `shape`."""
+    tensor = Tensor(
+        index=0, name="t", shape=(1, *shape), shape_signature=(1, *shape), dtype="float32", quantization=None,
+        buffer=0, start=0, size=0, plain=True,
+    )  # fmt: skip
+    graph = Graph(data=b"", tensors=(tensor,), operators=(), inputs=(0,), outputs=(), metadata={}, description="")
+    given_spec = dataclasses.replace(spec, tensor="t")
+    contract = dataclasses.replace(mlp().contract, observations=(given_spec,), normalizer=normalizer)
+    return bind_inputs(contract, graph)
 
 
 def test_a_normaliser_of_an_image_with_channels_first_is_turned_round():

@@ -514,12 +514,14 @@ def test_an_unknown_environment(write):
 def test_frames_of_the_environment_are_stacked(write):
     contract = read_sb3(write(), options=register("Frames-v0", spaces.Box(-1, 1, (2,)))).contract
     spec = contract.observations[0]
-    assert (spec.shape, spec.stack) == ((2,), 2)
+    assert (spec.shape, spec.stack, spec.stack_fill) == ((2,), 2, (0.0,))
+    alone = read_sb3(write(), options=register("Frame-v0", spaces.Box(-1, 1, (4,)))).contract.observations[0]
+    assert (alone.stack, alone.stack_fill) == (1, None)
 
 
 def test_frames_without_an_environment_are_as_many_as_the_user_says(write):
     spec = read(write(), stack=4).contract.observations[0]
-    assert (spec.shape, spec.stack, spec.low) == ((1,), 4, (-1.0,))
+    assert (spec.shape, spec.stack, spec.low, spec.stack_fill) == ((1,), 4, (-1.0,), (0.0,))
     with pytest.raises(UsageError, match="3 frames do not divide"):
         read(write(), stack=3)
 
@@ -545,6 +547,7 @@ def test_images_of_every_layout_reach_the_network_alike(tmp_path, given, frame, 
     policy = read_sb3(path, options=register("Images-v0", spaces.Box(0, 255, given, np.uint8)))
     spec = policy.contract.observations[0]
     assert (spec.shape, spec.stack, policy.graph.shapes["observation"]) == (frame, stack, (36, 37, 4))
+    assert spec.stack_fill == ((0.0,) if stack > 1 else None)
     # [frames x channels, rows, columns] is what Stable-Baselines3 sees of them.
     seen = np.random.default_rng(0).integers(0, 256, (2, 4, 36, 37)).astype(np.uint8)
     if len(given) == 3 and given[0] in (2, 4):

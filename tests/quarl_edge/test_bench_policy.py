@@ -32,6 +32,14 @@ def test_bench_act_says_what_it_measured(capfd):
     assert set(said) >= {"act_us_p50", "raw_us_p50", "ratio", "runtime", "float_us_p50", "machine"}
 
 
+def test_bench_act_takes_the_ends_of_the_file(capfd):
+    words = ["bench", "act", "--hidden", "8", "--io", "int8", "--calls", 200]
+    code, out, _ = run(capfd, *words)
+    assert code == 0
+    assert "float32 8 → 8, int8 ends: int8 " in out
+    assert run(capfd, *words[:-3], "int4")[0] == 2
+
+
 @pytest.mark.parametrize("text", ["", "64,", "a", "64;64", "1e3"])
 @pytest.mark.parametrize("command", ["push", "act"])
 def test_sizes_that_are_none_are_one_line(capfd, command, text):

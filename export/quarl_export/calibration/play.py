@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import PolicyContract
 from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_device.frame_stack import restack
 from quarl_export.calibration.data import CalibrationData
 from quarl_export.calibration.hold_out import HELD_OUT, MIN_ROWS, HoldOut
 from quarl_export.ir import ImportedPolicy, run_reference
@@ -112,14 +113,13 @@ def _episode(
 
 
 def _row(contract: PolicyContract, observation: Any, before: Row | None) -> Row:
-    """Return `observation` by key; a stack is that of the row before, moved on, or the first frame repeated."""
+    """Return `observation` by key; a stack is that of the row before, moved on, or filled as the contract says."""
     keyed = isinstance(observation, Mapping)
     row = {}
     for spec in contract.observations:
         frame = np.array(observation[spec.key] if keyed else observation, spec.dtype).reshape(spec.shape)
         if spec.stack > 1:
-            earlier = [frame] * (spec.stack - 1) if before is None else list(before[spec.key][1:])
-            frame = np.stack([*earlier, frame])
+            frame = restack(spec, None if before is None else before[spec.key], frame)
         row[spec.key] = frame
     return row
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_device.frame_stack import restack
 from quarl_export.npz import read_npz
 from quarl_export.reports.acting import finite_width
 from quarl_export.reports.side import Side
@@ -155,19 +156,17 @@ def by_playing(
     Args:
         env_id: registered gymnasium id.
         specs: what the policy observes; an environment that shows something else is refused.
-        act: one observation per key to an action of the environment's space.
+        act: one observation per key, stacked where the policy stacks, to an action of the environment's space.
         rows: how many observations to keep.
         seed: of the first episode and of the random actions; episode i starts from seed + i.
 
     Raises:
         UnknownEnvironment: no such id.
-        UsageError: the environment shows other observations, or the policy stacks frames.
+        UsageError: the environment shows other observations.
         EnvironmentMisbehaved: it raised.
     """
     from quarl_device.environments import EnvSpec, make_single
 
-    if any(spec.stack != 1 for spec in specs):
-        raise UsageError("--env does not stack frames yet", hint="record stacked observations and pass --observations")
     env = make_single(EnvSpec(env_id=env_id), seed=seed)
     rng = np.random.default_rng(seed)
     kept: dict[str, list[NDArray[Any]]] = {spec.key: [] for spec in specs}
@@ -175,8 +174,9 @@ def by_playing(
         env.action_space.seed(seed)
         episode = 0
         observation, _ = env.reset(seed=seed)
+        shown: dict[str, NDArray[Any]] = {}
         for _ in range(rows):
-            shown = _by_key(observation, specs, env_id)
+            shown = _stacked(_by_key(observation, specs, env_id), shown, specs)
             for key, array in shown.items():
                 kept[key].append(array)
             action = env.action_space.sample() if rng.random() < _EXPLORE else act(shown)
@@ -184,6 +184,7 @@ def by_playing(
             if terminated or truncated:
                 episode += 1
                 observation, _ = env.reset(seed=seed + episode)
+                shown = {}
     except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise EnvironmentMisbehaved(f"{env_id} failed while playing: {str(error)[:200]}") from error
     finally:
@@ -202,3 +203,15 @@ def _by_key(observation: Any, specs: Sequence[ObservationSpec], env_id: str) -> 
         wanted = {spec.key: list(spec.shape) for spec in specs}
         raise UsageError(f"{env_id} shows {found}, the policy observes {wanted}")
     return {key: array.copy() for key, array in arrays.items()}
+
+
+def _stacked(
+    frames: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]], specs: Sequence[ObservationSpec]
+) -> dict[str, NDArray[Any]]:
+    """Return what the policy sees: frames behind those of `before`, which is empty at an episode's first."""
+    return {
+        spec.key: restack(spec, before.get(spec.key), frames[spec.key].astype(spec.dtype).reshape(spec.shape))
+        if spec.stack > 1
+        else frames[spec.key]
+        for spec in specs
+    }
