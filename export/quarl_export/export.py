@@ -18,6 +18,7 @@ from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
 from quarl_export.calibration import CalibrationData
 from quarl_export.checkpoint import PolicyCheckpoint, load_policy
 from quarl_export.checks.report import CheckResult
+from quarl_export.checks.returns import Play
 from quarl_export.compare import difference
 from quarl_export.converter import convert_float, convert_snapshot
 from quarl_export.file_runner import default_runtime, run_file
@@ -56,6 +57,7 @@ class ExportReport:
         runtime: which runtime it was checked in, with its version.
         checks: every check's answer, in the order of their codes.
         forced: codes of checks that did not pass and were overridden.
+        warnings: what the import found doubtful, in words.
         built: the file with what it was judged by.
     """
 
@@ -71,11 +73,17 @@ class ExportReport:
     runtime: str
     checks: tuple[CheckResult, ...] = ()
     forced: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     built: BuiltFile | None = field(default=None, repr=False, compare=False)
 
 
 def export_policy(
-    checkpoint: Path, model: Path, *, options: ExportOptions | None = None, data: CalibrationData | None = None
+    checkpoint: Path,
+    model: Path,
+    *,
+    options: ExportOptions | None = None,
+    data: CalibrationData | None = None,
+    play: Play | None = None,
 ) -> ExportReport:
     """Write the policy in the directory `checkpoint` to `model` as one file, and check what was written.
 
@@ -87,6 +95,7 @@ def export_policy(
         model: where to.
         options: how; default: int8 with float ends.
         data: recorded observations to judge by, and to calibrate with where `options` say so.
+        play: where a file that training has not judged is played.
 
     Raises:
         RunNotFound: there is no policy at `checkpoint`.
@@ -103,7 +112,7 @@ def export_policy(
     source = import_checkpoint(policy)
     trained = trained_scheme(policy.spec.quantization)
     if options.scheme not in (SchemeOptions(), trained) or options.recalibrate or options.center_q:
-        return export_imported(source, model, options=options, data=data)
+        return export_imported(source, model, options=options, data=data, play=play)
     options = dataclasses.replace(options, scheme=trained)
     file = read_policy(int8_bytes(policy))
     errors = _parity(policy, file)
@@ -115,7 +124,12 @@ def export_policy(
 
 
 def export_imported(
-    source: ImportedPolicy, model: Path, *, options: ExportOptions, data: CalibrationData | None = None
+    source: ImportedPolicy,
+    model: Path,
+    *,
+    options: ExportOptions,
+    data: CalibrationData | None = None,
+    play: Play | None = None,
 ) -> ExportReport:
     """Write any imported policy to `model` as one file, and check what was written.
 
@@ -124,6 +138,7 @@ def export_imported(
         model: where to.
         options: how.
         data: recorded observations to calibrate with and to judge by; needed where `source` has no ranges.
+        play: where the file is played to be judged by its returns; `None`: nowhere.
 
     Raises:
         ModelFileError: `model` cannot be written; a file already there is untouched.
@@ -131,7 +146,7 @@ def export_imported(
         CheckFailed: a check did not pass.
     """
     _check_target(model)
-    return _write(build_file(source, options, data=data), model)
+    return _write(build_file(source, options, data=data, play=play), model)
 
 
 def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = None) -> ExportReport:
@@ -154,6 +169,7 @@ def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = No
         runtime=f"{runtime.name} {runtime.version}",
         checks=built.checks,
         forced=built.forced,
+        warnings=tuple(map(str, built.subject.source.provenance.get("warnings", ()))),
         built=built,
     )
 

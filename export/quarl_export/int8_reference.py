@@ -100,6 +100,16 @@ class Int8Network:
         bias = self._policy.weights[f"{layer.name}/bias"].astype(np.float64)
         return float(np.abs(np.rint(bias / self.bias_scales[layer.name])).max(initial=0.0))
 
+    @property
+    def rescalings(self) -> dict[str, float]:
+        """By weighted int8 layer: the largest number of steps of its output that one step of its int32 sum is."""
+        fused = self._policy.graph.fused
+        return {
+            name: float(steps.max()) / grid.scale
+            for name, steps in self.bias_scales.items()
+            if (grid := self.grids.get(fused.get(name, name))) is not None
+        }
+
     def normalized(self, observations: Mapping[str, NDArray[Any]]) -> dict[str, Float32]:
         """Return what the file quantizes: raw `observations` behind the normaliser, per key.
 

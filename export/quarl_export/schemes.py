@@ -14,6 +14,7 @@ With float32 ends the normaliser is a float prologue inside the file; with integ
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from quarl_export.quantized import convert_quantized, end_names
 from quarl_export.range_plan import QuantizationOptions
 
 Scheme = Literal["float32", "float16", "dynamic", "int8", "int16x8"]
+_SHOWN_LAYERS = 24
 Ranges = Mapping[str, tuple[float, float]]
 Samples = Mapping[str, NDArray[Any]]
 
@@ -171,7 +173,11 @@ def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
     layers = {layer.name: layer for layer in policy.graph.layers}
     unknown = sorted(options.keep_float - set(layers))
     if unknown:
-        raise UsageError(f"--keep-float {unknown[0]!r} is no layer", hint=f"layers: {', '.join(layers)}")
+        more = f" and {len(layers) - _SHOWN_LAYERS} more" if len(layers) > _SHOWN_LAYERS else ""
+        raise UsageError(
+            f"--keep-float {unknown[0][:80]!r} is no layer",
+            hint=f"layers: {', '.join([*layers][:_SHOWN_LAYERS])}{more}; quarl-edge inspect SOURCE lists them",
+        )
     if options.scheme not in ("int8", "int16x8"):
         if options.keep_float:
             raise UsageError(f"--keep-float means nothing with scheme {options.scheme}: it has no integer activations")
@@ -179,12 +185,13 @@ def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
     weighted = {layer.name for layer in layers.values() if layer.kind in WEIGHTED}
     if options.keep_float and weighted <= options.keep_float:
         raise UsageError("all layers with weights are kept in float: nothing is quantized", hint="--scheme float32")
-    for layer in layers.values():
-        if layer.kind in FLOAT_ONLY and layer.name not in options.keep_float:
-            raise ConversionError(
-                f"layer {layer.name!r} is {layer.kind}, which has no {options.scheme} kernel",
-                hint=f"keep it in float with --keep-float {layer.name}, or train with relu",
-            )
+    needed = [layer for layer in layers.values() if layer.kind in FLOAT_ONLY and layer.name not in options.keep_float]
+    if needed:
+        words = " ".join(f"--keep-float {shlex.quote(layer.name)}" for layer in needed)
+        raise ConversionError(
+            f"layer {needed[0].name!r} is {needed[0].kind}, which has no {options.scheme} kernel",
+            hint=f"keep in float what has none: {words}; or train with relu",
+        )
     kept = sorted(name for name in options.keep_float if layers[name].kind not in FLOAT_ONLY)
     if options.scheme == "int16x8" and kept:
         raise UsageError(f"int16x8 cannot keep layer {kept[0]!r} in float", hint="use --scheme int8")

@@ -13,7 +13,7 @@ from quarl_device.errors import LearnerError, RunNotFound, UsageError
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import export_options as given
-from quarl_edge.cli.calibration import PLAY, journal_observations, named_observations
+from quarl_edge.cli.calibration import PLAY, environment, journal_observations, named_observations
 from quarl_edge.cli.export_options import HeadName, Io, RangeKind, Runtime, Scheme
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
@@ -24,6 +24,7 @@ from quarl_edge.runs import DEFAULT_ROOT, latest_policy
 
 if TYPE_CHECKING:
     from quarl_export.calibration import CalibrationData
+    from quarl_export.checks.returns import Play
     from quarl_export.export import ExportReport
     from quarl_export.ir import ImportedPolicy
     from quarl_export.networks import HeadOutput as HeadOutputType
@@ -45,8 +46,9 @@ def export(
     calibrate: given.Calibrate = "",
     range_rule: given.RangeOption = RangeKind.MINMAX,
     percentile: given.Percentile = 99.9,
-    steps: given.Steps = 2_048,
+    steps: given.Steps = 4_096,
     seed: given.Seed = 0,
+    episodes: given.Episodes = 50,
     keep_float: given.KeepFloat = None,
     vecnormalize: given.VecNormalize = None,
     head: given.Head = None,
@@ -59,8 +61,9 @@ def export(
 ) -> None:
     """Write a trained policy as one TFLite file with its contract and golden vectors inside.
 
-    Without --from it is the latest run's, as int8. The file is checked before it is written (codes Q01 to Q12), read
-    back, and run in the TFLite runtime before the command ends well.
+    Without --from it is the latest run's, as int8. The file is checked before it is written (codes Q01 to Q13), read
+    back, and run in the TFLite runtime before the command ends well. Where its environment is known, --episodes of
+    it decide: the file must return what the float policy returns, within 5 %.
 
     Examples:
       quarl-edge export model.tflite
@@ -97,7 +100,8 @@ def export(
             policy = _read(place, env=env, head=head, vecnormalize=vecnormalize)
             data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)
             progress.note(f"converting to {scheme.value} and checking the file")
-            report = _write(policy, checkpoint, model, options=options, data=data)
+            judge = _play(policy, env, episodes=episodes, seed=seed, progress=progress)
+            report = _write(policy, checkpoint, model, options=options, data=data, play=judge)
         extras = _extras(report, report_into, edge_tpu=edge_tpu)
     if output is Format.JSON:
         _write_json(report, str(place), extras)
@@ -198,6 +202,18 @@ def _observations(
     return None if checkpoint is None else journal_observations(checkpoint, policy.contract)
 
 
+def _play(policy: ImportedPolicy, env: str, *, episodes: int, seed: int, progress: Progress) -> Play | None:
+    """Return where the file is to be played, `None` where nothing names an environment or nobody wants it."""
+    from quarl_export.calibration.play import MAX_STEPS
+    from quarl_export.checks.returns import Play
+
+    spec = environment(policy.contract, env)
+    if not episodes or not spec.env_id:
+        return None
+    # No episode that calibration has played, of which there are at most as many as steps.
+    return Play(env=spec, episodes=episodes, seed=seed + MAX_STEPS, allow_module=bool(env), tell=progress.note)
+
+
 def _write(
     policy: ImportedPolicy,
     checkpoint: Path | None,
@@ -205,12 +221,13 @@ def _write(
     *,
     options: ExportOptions,
     data: CalibrationData | None,
+    play: Play | None,
 ) -> ExportReport:
     from quarl_export.export import export_imported, export_policy
 
     if checkpoint is not None:
-        return export_policy(checkpoint, model, options=options, data=data)
-    return export_imported(policy, model, options=options, data=data)
+        return export_policy(checkpoint, model, options=options, data=data, play=play)
+    return export_imported(policy, model, options=options, data=data, play=play)
 
 
 def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> dict[str, tuple[Any, str]]:
@@ -219,7 +236,7 @@ def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> 
     if directory is not None and report.built is not None:
         from quarl_export.export_report import write_export_report
 
-        page = str(write_export_report(report.built, directory))
+        page = str(write_export_report(report.built, directory, model=report.model))
         extras["report"] = page, page
     if edge_tpu:
         verdict = judge(read_policy_path(report.model).graph)
@@ -255,6 +272,7 @@ def _write_json(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
             "runtime": report.runtime,
             "checks": [result.to_json() for result in report.checks],
             "forced": list(report.forced),
+            "warnings": list(report.warnings),
             **{name: value for name, (value, _) in extras.items()},
         }
     )
@@ -264,7 +282,11 @@ def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
     error = (
         "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
     )
+    marks = [("WARNING", warning) for warning in report.warnings]
+    if report.forced:
+        marks.insert(0, ("FORCED", f"written although these checks failed: {', '.join(report.forced)}"))
     rows = [
+        *marks,
         ("environment", report.env or "not named"),
         ("scheme", report.scheme),
         ("size", f"{report.bytes:,} bytes"),
@@ -276,5 +298,5 @@ def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
         for result in report.checks
     ]
     rows += [(name.replace("_", " "), text) for name, (_, text) in extras.items()]
-    next_one = f"quarl-edge evaluate {report.model}"
+    next_one = f"quarl-edge evaluate {report.model}" + ("" if report.env else " --env ID")
     write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])

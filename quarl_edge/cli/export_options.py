@@ -93,7 +93,14 @@ Calibrate = Annotated[
 RangeOption = Annotated[RangeKind, typer.Option("--range", help="Ranges from data; bounds are the space's own.")]
 Percentile = Annotated[float, typer.Option(help="Of --range percentile.")]
 Steps = Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)]
-Seed = Annotated[int, typer.Option(help="Of playing.", min=0, max=2**31 - 1)]
+# Start seeds of the comparison lie beyond those that calibration plays, and gymnasium takes them.
+Seed = Annotated[int, typer.Option(help="Of playing.", min=0, max=2_000_000_000)]
+Episodes = Annotated[
+    int,
+    typer.Option(
+        help="Greedy episodes to compare the file's returns with the float policy's; 0: none.", min=0, max=10_000
+    ),
+]
 KeepFloat = Annotated[list[str] | None, typer.Option(help="A layer to keep in float; may be given often.")]
 VecNormalize = Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")]
 Head = Annotated[HeadName | None, typer.Option(help="What outputs mean; guessed where it is not given.")]
