@@ -191,6 +191,8 @@ class _Company:
             process.terminate()
         for process in self._processes:
             process.wait(timeout=10.0)
+            if process.stdin is not None:
+                process.stdin.close()
 
     def wait_ready(self) -> None:
         """Wait until every actor listens."""

@@ -88,7 +88,8 @@ def _push_end_to_end(sizes: tuple[int, ...], *, actors: int, pushes: int, broker
     write_line(
         f"{','.join(map(str, sizes))}: {found.bytes:,} bytes ({carried}) to {actors} actors through {found.broker}; "
         f"first action of the last one after {found.first_action_ms_p50:.1f} ms p50, "
-        f"{found.first_action_ms_p99:.1f} ms p99; prepared after {found.prepare_ms_p50:.1f} ms; {found.runtime}; {describe_machine()}"
+        f"{found.first_action_ms_p99:.1f} ms p99; prepared after {found.prepare_ms_p50:.1f} ms; {found.runtime}; "
+        f"{describe_machine()}"
     )
 
 

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from runs_helper import edge, last_json
 
 from quarl_device.actor.fetcher import Fetcher
 from quarl_device.actor.inbox import Inbox
@@ -140,6 +141,21 @@ def test_8_megabytes_reach_eight_actors_with_one_fan_out(large):
         # An actor whose subscription came later than the first chunks asks for these; never for a second copy of all.
         assert learner.blobs.counters.repaired < count
         assert all(actor.inbox.refused == 0 for actor in actors)
+
+
+@pytest.mark.parametrize("lockstep", [[], ["--lockstep"]], ids=["async", "lockstep"])
+def test_training_pushes_a_policy_that_no_message_carries(tmp_path, lockstep):
+    tiny = ["hidden=640,640", "batch_size=8", "learning_starts=32", "samples_per_insert=8", "updates_per_call=8"]
+    words = [word for setting in tiny for word in ("--set", setting)]
+    done = edge(
+        "train", "CartPole-v1", "--steps", 192, "--actors", 1, "--run", tmp_path / "run", "--format", "json",
+        *words, *lockstep, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = last_json(done)
+    assert said["env_steps"] >= 192
+    assert said["pushes"] >= 2
+    assert said["refused"] == {}
 
 
 @contextlib.contextmanager
