@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quarl_device.errors import BrokerStartFailed, UsageError
 from quarl_device.link import BrokerURL
+from quarl_edge.broker.authority import check_host
 
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared, not bound
 
@@ -32,6 +33,7 @@ class Address:
         """
         try:
             url = BrokerURL.parse(f"mqtts://{text}")
+            check_host(url.host)
         except UsageError:
             raise UsageError(f"bad address {text[:80]!r}: expected HOST:PORT, such as 0.0.0.0:8883") from None
         return cls(host=url.host, port=url.port)

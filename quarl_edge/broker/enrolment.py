@@ -96,8 +96,11 @@ class Register:
         )
 
     def learner_key_for(self, fleet: str) -> str:
-        """Return the public key (hex) of the learner of a fleet: its own, else that of every fleet; "" for none."""
-        learners = {entry.fleet: entry.learner_key for entry in self.current() if entry.role == "learner"}
+        """Return the public key (hex) of the learner of a fleet: its own first one, else the first of every fleet."""
+        learners: dict[str, str] = {}
+        for entry in self.current():
+            if entry.role == "learner":
+                learners.setdefault(entry.fleet, entry.learner_key)
         return learners.get(fleet) or learners.get("", "")
 
     @classmethod

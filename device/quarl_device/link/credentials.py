@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from quarl_device.errors import CredentialsError, UsageError
@@ -147,7 +148,9 @@ def tls_context(folder: Path) -> ssl.SSLContext:
         folder / CA_FILE, cap_bytes=_MAX_FILE_BYTES, error=CredentialsError, what="certificate authority"
     )
     try:
-        context = ssl.create_default_context(cadata=authority.decode("ascii"))
+        # Never `create_default_context`: given an empty text it trusts the system's authorities instead.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=x509.load_pem_x509_certificate(authority).public_bytes(Encoding.DER))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE, password=_no_password)
     except (ssl.SSLError, ValueError) as error:

@@ -26,7 +26,7 @@ from quarl_device.link.inflight import Inflight
 from quarl_device.link.protocol import Backoff, Handler, LinkCounters, LinkLimits, Message, Will
 from quarl_device.link.router import Router, check_topic
 from quarl_device.link.url import BrokerURL
-from quarl_device.link.wording import Refusal, plain, refusal, tls_fault
+from quarl_device.link.wording import Refusal, plain, refusal, tls_fault, unanswered
 from quarl_device.wire.limits import check_outgoing
 
 _log = logging.getLogger(__name__)
@@ -302,15 +302,15 @@ class _Loop:
             if not self._ready and not self._halt.is_set() and time.monotonic() > self._confirm_by:
                 raise TimeoutError("the broker accepted the connection but does not answer")
         if self._connack_code:
-            self._refuse(refusal(self._connack_code, password_given=self.link._password is not None))
+            given = self.link._password is not None
+            self._refuse(refusal(self._connack_code, password_given=given, tls=self.link.url.tls))
         elif self.client.tls_said is not None and not self._halt.is_set():
             self._refuse(tls_fault(self.client.tls_said))
         elif code == MQTTErrorCode.MQTT_ERR_PROTOCOL and not self.up:
             # Not final: paho does not tell a broker that refuses the version from one that talks nonsense.
             self._fail("it does not speak MQTT 3.1.1")
         elif not self._halt.is_set():
-            wants_tls = "" if self.up or self.link.url.tls else "; does it want TLS (mqtts://)?"
-            self._fail(mqtt.error_string(code).rstrip(".") + wants_tls)
+            self._fail(mqtt.error_string(code).rstrip(".") + ("" if self.up else unanswered(tls=self.link.url.tls)))
 
     def _refuse(self, said: Refusal) -> None:
         self._fail(said.reason, final=said.final, hint=said.hint, error=said.error)

@@ -10,6 +10,7 @@ from quarl_device.link.url import PASSWORD_VARIABLE
 
 _BAD_CLIENT_ID, _BAD_LOGIN, _NOT_ALLOWED = 133, 134, 135
 _WAYS = f"{PASSWORD_VARIABLE} or --password-file"
+_OR_A_CERTIFICATE = ", or a certificate that it lets in with --credentials DIR"
 _RENEW = "enroll it again: quarl-edge enroll NAME --renew"
 # By a part of OpenSSL's name for the alert that came.
 _ALERTS = {
@@ -17,6 +18,7 @@ _ALERTS = {
     "CERTIFICATE_REVOKED": ("this client's certificate is revoked", "quarl-edge enroll NAME makes a new one"),
     "CERTIFICATE_EXPIRED": ("this client's certificate has expired", _RENEW),
     "UNKNOWN_CA": ("this client's certificate is of an authority that the broker does not know", _RENEW),
+    "UNSUPPORTED_CERTIFICATE": ("this client's certificate is not one for clients", _RENEW),
     "BAD_CERTIFICATE": ("this client's certificate does not hold", _RENEW),
     "CERTIFICATE_UNKNOWN": ("this client's certificate does not hold", _RENEW),
     # What TLS 1.2 says where there is no certificate, among other things.
@@ -43,11 +45,11 @@ class Refusal:
     error: type[BrokerRefused] = BrokerRefused
 
 
-def refusal(code: int, *, password_given: bool) -> Refusal:
+def refusal(code: int, *, password_given: bool, tls: bool = False) -> Refusal:
     """Return what a CONNACK reason code (as paho maps it) means."""
     if code in (_BAD_LOGIN, _NOT_ALLOWED) and not password_given:
         said = "the user name or password is wrong" if code == _BAD_LOGIN else "this user is not allowed"
-        return Refusal(reason=f"{said}; no password was given", hint=f"give one with {_WAYS}")
+        return Refusal(reason=f"{said}; no password was given", hint=f"give one with {_WAYS}{_OR_A_CERTIFICATE * tls}")
     if code in (_BAD_LOGIN, _NOT_ALLOWED):
         said = "the user name or password" if code == _BAD_LOGIN else "this user is not allowed, or the password"
         reason = f"{said} is wrong"
@@ -61,6 +63,11 @@ def plain(error: Exception) -> str:
     """Return an exception as a reason, without the system's error number."""
     strerror = getattr(error, "strerror", None)
     return str(strerror or error) or type(error).__name__
+
+
+def unanswered(*, tls: bool) -> str:
+    """Return what may be the matter where a broker takes a connection and ends it without a word."""
+    return "; does it know this client's certificate (--credentials DIR)?" if tls else "; does it want TLS (mqtts://)?"
 
 
 def untrusted(error: ssl.SSLCertVerificationError) -> Refusal:
