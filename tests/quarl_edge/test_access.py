@@ -74,11 +74,6 @@ def test_a_name_that_would_reach_beyond_itself_is_refused(bad):
 
 PLACES = [(role, fleet) for role in ROLES for fleet in ("lab", "") if fleet or role != "device"]
 CLIENTS = [client(f"{role}-{fleet or 'all'}", role, fleet) for role, fleet in PLACES]
-    client(f"{role}-{fleet or 'all'}", role, fleet)
-    for role in ROLES
-    for fleet in ("lab", "")
-    if fleet or role != "device"
-]
 
 
 def parsed(acl):
