@@ -181,11 +181,6 @@ class TrainConfig:
                 f"observation_scale = {scale}: expected one value other than 0 for each dimension and offset"
             )
 
-    @property
-    def updates_per_step(self) -> float:
-        """Gradient steps per environment step, in the long run."""
-        return self.samples_per_insert / self.batch_size
-
     def epsilon(self, env_steps: int) -> float:
         """Return the exploration epsilon after `env_steps` environment steps."""
         part = min(1.0, max(0.0, env_steps / self.exploration_steps))

@@ -21,6 +21,7 @@ from quarl_device import __version__
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET
+from quarl_device.output import write_result
 
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
@@ -130,7 +131,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
 
 
 def _version(_: argparse.Namespace) -> int:
-    _say(f"quarl-device {__version__}\n")
+    write_result(f"quarl-device {__version__}\n")
     return 0
 
 
@@ -190,9 +191,9 @@ def _agent_config(options: argparse.Namespace, joining: Joining) -> AgentConfig:
 
 def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:
     if as_json:
-        _say(json.dumps(asdict(summary)) + "\n")
+        write_result(json.dumps(asdict(summary)) + "\n")
         return
-    _say(
+    write_result(
         f"{name}: {summary.steps:,} steps, {summary.episodes:,} episodes, {summary.blocks:,} blocks "
         f"({summary.blocks_pending} not acknowledged), {summary.policies:,} policies; ended: {summary.reason}\n"
     )
@@ -210,25 +211,14 @@ def _bench(options: argparse.Namespace) -> int:
         runtime=find_runtime(options.runtime),
     )
     if options.format == "json":
-        _say(json.dumps(asdict(speed)) + "\n")
+        write_result(json.dumps(asdict(speed)) + "\n")
     else:
-        _say(
+        write_result(
             f"{speed.env} x {speed.envs}: {speed.steps_per_s:,.0f} steps/s "
             f"(bare environment {speed.bare_env_steps_per_s:,.0f}), one policy call {speed.act_us_p50:.1f} µs, "
             f"{speed.encode_share:.1%} of the time to encode\n{speed.runtime} on {speed.machine}\n"
         )
     return 0
-
-
-def _say(text: str) -> None:
-    """Write a result, which is worth an error when it cannot be written; but nobody may be reading any more."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise QuarlError(f"the result cannot be written to standard output: {error.strerror}") from error
 
 
 def _stop_on_signals(agent: Agent) -> None:

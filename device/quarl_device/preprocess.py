@@ -185,25 +185,6 @@ def to_tensor(binding: InputBinding, observations: Array) -> Array:
     return buffer
 
 
-def saturated_share(binding: InputBinding, observations: Array) -> NDArray[np.float64]:
-    """Return, per element of a frame, the share of observations that a quantized input cannot hold.
-
-    Args:
-        binding: which tensor; a float32 input holds everything.
-        observations: [B, *shape], single frames.
-
-    Returns:
-        float64 [*shape], 0..1.
-    """
-    frames = np.asarray(observations).reshape(len(observations), *binding.spec.shape)
-    if not binding.scale:
-        return np.zeros(binding.spec.shape)
-    low, high = binding.limits
-    steps = _steps(binding, normalized(binding, frames))
-    share: NDArray[np.float64] = ((steps < low) | (steps > high)).mean(axis=0)
-    return share
-
-
 def normalized(binding: InputBinding, frames: Array) -> NDArray[np.float32]:
     """Return frames [..., *shape] of any dtype in float32, normalised where the device does it."""
     values = frames.astype(np.float32)

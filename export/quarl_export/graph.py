@@ -92,6 +92,11 @@ def operator_version(model: bytearray, name: str) -> NDArray[np.int32] | None:
     return None
 
 
+def has_signature(model: bytes) -> bool:
+    """Whether the model names its inputs and outputs."""
+    return bool(schema.Model.GetRootAsModel(model, 0).SignatureDefsLength())
+
+
 def signature(model: bytes) -> tuple[dict[str, int], dict[str, int]]:
     """Return the tensor indices of the model's single signature: inputs and outputs by name."""
     definition = schema.Model.GetRootAsModel(model, 0).SignatureDefs(0)

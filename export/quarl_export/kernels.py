@@ -15,7 +15,6 @@ from quarl_export.arithmetic import (
     bias_floor,
     channel_scales,
     checked_limit,
-    quantize_bias,
     quantize_channels,
     quantize_kernel,
     weight_scale,
@@ -136,19 +135,6 @@ def write_kernel(
         # As whole bytes first: transposing floats takes four times as long.
         np.copyto(whole, steps, casting="unsafe")
         target[start : start + block] = whole.T
-
-
-def snapped(
-    layer: Layer, kernel: Float32, bias: Float32 | None, input_scale: float, *, options: QuantizationOptions
-) -> tuple[Float32, Float32 | None]:
-    """Return kernel and bias, float32, as the file applies them."""
-    scales = layer_scales(layer, kernel, bias, input_scale, options=options)
-    steps = np.empty(as_rows(layer, kernel).T.shape, np.float32)
-    write_kernel(layer, kernel, scales, steps, bits=options.weight_bits, scratch={})
-    rows = np.ascontiguousarray((steps.astype(np.float64) * scales.kernel[:, None]).T, np.float32)
-    if bias is not None:
-        bias = (quantize_bias(bias, scales.bias) * scales.bias).astype(np.float32)
-    return rows.reshape(kernel.shape), bias
 
 
 def _scratch(scratch: Scratch, shape: tuple[int, ...], use: Any) -> NDArray[Any]:

@@ -13,56 +13,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import Normalizer
 from quarl_device.errors import ConversionError
 from quarl_export.converter import convert_model
 from quarl_export.graph import repack, signature
 from quarl_export.ir.layers import WEIGHTED, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, ImportedPolicy, PolicyGraph
 from quarl_export.keras2 import keras, tf
-from quarl_export.kernels import layer_scales, snapped
+from quarl_export.kernels import layer_scales
 from quarl_export.patch.values import PolicyValues, clip_bound, is_tied, normalizer_arrays
 from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, is_whole, plan_ranges
 
 Float32 = NDArray[np.float32]
 
 
-def build_quantized(
-    graph: PolicyGraph,
-    weights: Mapping[str, Float32],
-    ranges: Mapping[str, Range],
-    *,
-    options: QuantizationOptions,
-    normalizer: Normalizer | None = None,
-    quantize_weights: bool = True,
-) -> Any:
-    """Return a tf_keras model that computes what the int8 file of `graph` computes, bias rounding aside.
+def build_planned(plan: RangePlan, values: PolicyValues) -> Any:
+    """Return a tf_keras model that computes what the int8 file of these values computes, bias rounding aside.
 
     Inputs are named ``input_<n>`` in the order of the graph's inputs, outputs ``output_<n>`` in the order of its
-    outputs: Keras would not take every observation key for a name.
+    outputs: Keras would not take every observation key for a name. Weights become constants of the model.
 
     Args:
-        graph: the network.
-        weights: its arrays; they become constants of the model.
-        ranges: at least one per site of `RangePlan.sites`.
-        options: see `QuantizationOptions`.
-        normalizer: goes before the network where `options.io` is "float32".
-        quantize_weights: false for weights that are on their grid already.
+        plan: of the network.
+        values: its weights, at least one range per site of `RangePlan.sites`, and the prologue's constants.
 
     Raises:
-        UsageError: a range is missing, or `options` does not fit the graph.
+        UsageError: a range is missing.
         NonFiniteError: a range is NaN or Inf.
         PatchError: a weight is beyond what can be quantized.
     """
-    plan = plan_ranges(graph, options, normalizer=normalizer)
-    prologue = normalizer_arrays(normalizer, plan) if normalizer is not None and options.io == "float32" else {}
-    values = PolicyValues(weights=weights, ranges=ranges, normalizer=prologue)
-    return build_planned(plan, values, quantize_weights=quantize_weights)
-
-
-def build_planned(plan: RangePlan, values: PolicyValues, *, quantize_weights: bool = True) -> Any:
-    """Return `build_quantized` of a plan that is made already."""
-    network = _Network(plan, values, plan.effective(values.ranges), quantize_weights=quantize_weights)
+    network = _Network(plan, values, plan.effective(values.ranges))
     inputs = [keras.Input(item.shape, name=f"input_{place}") for place, item in enumerate(plan.graph.inputs)]
     # Signatures name an output after the layer that gives it.
     outputs = {
@@ -133,14 +112,7 @@ def end_names(model: bytes, graph: PolicyGraph) -> dict[int, str]:
 class _Network(keras.layers.Layer):  # type: ignore[misc]
     """Runs a policy graph with constants for weights; what needs a range is fake-quantized."""
 
-    def __init__(
-        self,
-        plan: RangePlan,
-        values: PolicyValues,
-        ranges: Mapping[str, Range],
-        *,
-        quantize_weights: bool,
-    ) -> None:
+    def __init__(self, plan: RangePlan, values: PolicyValues, ranges: Mapping[str, Range]) -> None:
         super().__init__(name="network")
         self._plan = plan
         # Variables, not constants: those would be copied with every function that TensorFlow makes of this.
@@ -156,7 +128,7 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         ]
         # In tuples, where Keras does not look: it would wrap mappings.
         self._names = (names,)
-        self._policy = (values, ranges, _limits(plan, values.weights, ranges) if quantize_weights else {})
+        self._policy = (values, ranges, _limits(plan, values.weights, ranges))
 
     def call(self, inputs: Any) -> list[Any]:
         """Return the outputs for ``float32[batch, *shape]`` inputs, both as lists in the graph's order."""
@@ -242,24 +214,6 @@ def _limits(plan: RangePlan, weights: Mapping[str, Float32], ranges: Mapping[str
             if scales.limit is not None:
                 limits[layer.name] = scales.limit
     return limits
-
-
-def snapped_weights(plan: RangePlan, values: PolicyValues) -> dict[str, Float32]:
-    """Return the weights as the file applies them: on their grids, biases too.
-
-    `build_quantized` with them and ``quantize_weights=False`` agrees with the file in every step of a dense network's
-    output, on kernels that round as it does.
-    """
-    quantizations = plan.quantizations(plan.effective(values.ranges))
-    weights = dict(values.weights)
-    for layer in plan.graph.layers:
-        if layer.kind in WEIGHTED and layer.name in plan.live and layer.name not in plan.floats:
-            kernel, bias = f"{layer.name}/kernel", f"{layer.name}/bias"
-            scale = quantizations[str(plan.read_as(layer.inputs[0]))].scale
-            weights[kernel], found = snapped(layer, weights[kernel], weights.get(bias), scale, options=plan.options)
-            if found is not None:
-                weights[bias] = found
-    return weights
 
 
 def _windows(layer: Layer) -> dict[str, Any]:

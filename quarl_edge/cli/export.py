@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from enum import StrEnum
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from quarl_device.errors import LearnerError, RunNotFound, UsageError
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
+from quarl_edge.cli import export_options as given
 from quarl_edge.cli.calibration import PLAY, journal_observations, named_observations
+from quarl_edge.cli.export_options import HeadName, Io, RangeKind, Runtime, Scheme
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
@@ -28,93 +29,30 @@ if TYPE_CHECKING:
     from quarl_export.pipeline import ExportOptions
 
 
-class Scheme(StrEnum):
-    """Values of `--scheme`."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    DYNAMIC = "dynamic"
-    INT8 = "int8"
-    INT16X8 = "int16x8"
-
-
-class Io(StrEnum):
-    """Values of `--io`."""
-
-    FLOAT32 = "float32"
-    INT8 = "int8"
-    UINT8 = "uint8"
-
-
-class Runtime(StrEnum):
-    """Values of `--runtime`."""
-
-    LITERT = "litert"
-    TFLITE_2_14 = "tflite-2.14"
-
-
-class RangeKind(StrEnum):
-    """Values of `--range`."""
-
-    MINMAX = "minmax"
-    PERCENTILE = "percentile"
-    BOUNDS = "bounds"
-
-
-class HeadName(StrEnum):
-    """Values of `--head`."""
-
-    Q_VALUES = "q_values"
-    LOGITS = "logits"
-    ACTION = "action"
-    GAUSSIAN = "gaussian"
-
-
 def export(
-    model: Annotated[Path, typer.Argument(help="Where to write, such as model.tflite.", show_default=False)],
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="A run, a policy checkpoint, a Keras model (.keras, .h5, SavedModel), a float .tflite, or a "
-            "Stable-Baselines3 .zip. Default: the latest run.",
-        ),
-    ] = None,
-    scheme: Annotated[Scheme, typer.Option(help="How numbers are kept.")] = Scheme.INT8,
-    per_channel: Annotated[
-        bool, typer.Option("--per-channel/--per-tensor", help="Scales of dense weights: one per unit, or one.")
-    ] = False,
-    weight_bits: Annotated[int, typer.Option(help="Of int8 weights; fewer are stored in int8.", min=2, max=8)] = 8,
-    activation_bits: Annotated[int, typer.Option(help="Of int8 ReLU layers; fewer need LiteRT.", min=2, max=8)] = 8,
-    io: Annotated[Io, typer.Option(help="Inputs and outputs; int8 and uint8 are for Coral.")] = Io.FLOAT32,
-    runtime: Annotated[Runtime, typer.Option(help="What must load the file.")] = Runtime.LITERT,
-    env: Annotated[str, typer.Option(help="Environment of the policy, where its file does not name one.")] = "",
-    calibrate: Annotated[
-        str, typer.Option(help="Find ranges with an npz of observations, a run's experience, or by playing: env.")
-    ] = "",
-    range_rule: Annotated[
-        RangeKind, typer.Option("--range", help="Ranges from data; bounds are the space's own.")
-    ] = RangeKind.MINMAX,
-    percentile: Annotated[float, typer.Option(help="Of --range percentile.")] = 99.9,
-    steps: Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)] = 2_048,
-    seed: Annotated[int, typer.Option(help="Of playing.", min=0, max=2**31 - 1)] = 0,
-    keep_float: Annotated[list[str] | None, typer.Option(help="A layer to keep in float; may be given often.")] = None,
-    vecnormalize: Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")] = (
-        None
-    ),
-    head: Annotated[HeadName | None, typer.Option(help="What outputs mean; guessed where it is not given.")] = None,
-    center_q: Annotated[
-        bool, typer.Option("--center-q", help="Take the mean over actions out of Q values: finer steps, same actions.")
-    ] = False,
-    report_into: Annotated[
-        Path | None, typer.Option("--report", help="Write an HTML page against float into this directory.")
-    ] = None,
-    edge_tpu: Annotated[
-        bool, typer.Option("--edge-tpu", help="Compile it for a Coral, if edgetpu_compiler is on the PATH.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write a file whose checks fail, and mark it.")] = False,
-    runs: Annotated[Path, typer.Option(help="Where runs are kept.")] = DEFAULT_ROOT,
-    output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
+    model: given.Target,
+    source: given.Source = None,
+    scheme: given.SchemeOption = Scheme.INT8,
+    per_channel: given.PerChannel = False,
+    weight_bits: given.WeightBits = 8,
+    activation_bits: given.ActivationBits = 8,
+    io: given.IoOption = Io.FLOAT32,
+    runtime: given.RuntimeOption = Runtime.LITERT,
+    env: given.Environment = "",
+    calibrate: given.Calibrate = "",
+    range_rule: given.RangeOption = RangeKind.MINMAX,
+    percentile: given.Percentile = 99.9,
+    steps: given.Steps = 2_048,
+    seed: given.Seed = 0,
+    keep_float: given.KeepFloat = None,
+    vecnormalize: given.VecNormalize = None,
+    head: given.Head = None,
+    center_q: given.CenterQ = False,
+    report_into: given.ReportInto = None,
+    edge_tpu: given.EdgeTpu = False,
+    force: given.Force = False,
+    runs: given.Runs = DEFAULT_ROOT,
+    output: given.Output = Format.TEXT,
 ) -> None:
     """Write a trained policy as one TFLite file with its contract and golden vectors inside.
 
@@ -127,52 +65,93 @@ def export(
       quarl-edge export model.tflite --from actor.keras --env Pendulum-v1 --calibrate recorded.npz --io int8
     """
     check_target(model)
-    for what, path in (("--from", source), ("--vecnormalize", vecnormalize), ("--calibrate", Path(calibrate or "."))):
-        if path is not None and model.exists() and path.exists() and model.samefile(path):
-            raise UsageError(f"{model} is what {what} reads; it would be lost", hint="write to another file")
+    _refuse_lost_input(
+        model, {"--from": source, "--vecnormalize": vecnormalize, "--calibrate": Path(calibrate) if calibrate else None}
+    )
     if report_into is not None and report_into.exists() and not report_into.is_dir():
         raise UsageError(f"--report {report_into} is a file; a page and its data need a directory")
     checkpoint = _checkpoint(source, runs)
     if vecnormalize is not None and (checkpoint is not None or not zipfile.is_zipfile(source or "")):
         raise UsageError("--vecnormalize is for a Stable-Baselines3 zip; this source has its own normaliser")
     require_learner("export")
+    place = checkpoint or source or Path()
     # Elsewhere than on a terminal the answer is enough.
-    progress = make_progress() if sys.stderr.isatty() else Silent()
-    try:
+    with closing(make_progress() if sys.stderr.isatty() else Silent()) as progress:
         progress.note(f"reading {source or checkpoint}")
-        with quit_at_interrupt():
-            from quarl_export.calibration import RangeRule
-            from quarl_export.importers import ImportOptions, import_policy
-            from quarl_export.pipeline import ExportOptions
-            from quarl_export.schemes import SchemeOptions
-
-        options = ExportOptions(
-            scheme=SchemeOptions(
-                scheme=scheme.value,
-                io=io.value,
-                per_channel=per_channel,
-                keep_float=frozenset(keep_float or ()),
-                runtime=runtime.value,
-                weight_bits=weight_bits,
-                activation_bits=activation_bits,
-            ),
-            rule=RangeRule(kind=range_rule.value, percentile=percentile),
-            recalibrate=bool(calibrate),
-            force=force,
-            center_q=center_q,
-        )
-        given = ImportOptions(env_id=env, head=head.value if head else None, vecnormalize=vecnormalize)
+        _load_library()
+        options = _options(
+            scheme=scheme, per_channel=per_channel, weight_bits=weight_bits, activation_bits=activation_bits, io=io,
+            runtime=runtime, keep_float=keep_float, range_rule=range_rule, percentile=percentile,
+            recalibrate=bool(calibrate), force=force, center_q=center_q,
+        )  # fmt: skip
         hint = f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo"
         with hint_where_none(hint, LearnerError):
-            place = checkpoint or source or Path()
-            policy = import_policy(place, options=given)
+            policy = _read(place, env=env, head=head, vecnormalize=vecnormalize)
             data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)
             progress.note(f"converting to {scheme.value} and checking the file")
             report = _write(policy, checkpoint, model, options=options, data=data)
         extras = _extras(report, report_into, edge_tpu=edge_tpu)
-    finally:
-        progress.close()
-    _show(report, str(place), output, extras)
+    if output is Format.JSON:
+        _write_json(report, str(place), extras)
+    else:
+        _write_text(report, str(place), extras)
+
+
+def _refuse_lost_input(model: Path, inputs: Mapping[str, Path | None]) -> None:
+    for what, path in inputs.items():
+        if path is not None and model.exists() and path.exists() and model.samefile(path):
+            raise UsageError(f"{model} is what {what} reads; it would be lost", hint="write to another file")
+
+
+def _load_library() -> None:
+    """Import what takes seconds where Ctrl-C still ends at once."""
+    with quit_at_interrupt():
+        import quarl_export.importers
+        import quarl_export.pipeline  # noqa: F401
+
+
+def _options(
+    *,
+    scheme: Scheme,
+    per_channel: bool,
+    weight_bits: int,
+    activation_bits: int,
+    io: Io,
+    runtime: Runtime,
+    keep_float: list[str] | None,
+    range_rule: RangeKind,
+    percentile: float,
+    recalibrate: bool,
+    force: bool,
+    center_q: bool,
+) -> ExportOptions:
+    """Return the library's options for the command's."""
+    from quarl_export.calibration import RangeRule
+    from quarl_export.pipeline import ExportOptions
+    from quarl_export.schemes import SchemeOptions
+
+    return ExportOptions(
+        scheme=SchemeOptions(
+            scheme=scheme.value,
+            io=io.value,
+            per_channel=per_channel,
+            keep_float=frozenset(keep_float or ()),
+            runtime=runtime.value,
+            weight_bits=weight_bits,
+            activation_bits=activation_bits,
+        ),
+        rule=RangeRule(kind=range_rule.value, percentile=percentile),
+        recalibrate=recalibrate,
+        force=force,
+        center_q=center_q,
+    )
+
+
+def _read(place: Path, *, env: str, head: HeadName | None, vecnormalize: Path | None) -> ImportedPolicy:
+    from quarl_export.importers import ImportOptions, import_policy
+
+    options = ImportOptions(env_id=env, head=head.value if head else None, vecnormalize=vecnormalize)
+    return import_policy(place, options=options)
 
 
 def _observations(
@@ -241,26 +220,26 @@ def _checkpoint(source: Path | None, runs: Path) -> Path | None:
     return latest_policy(source=source, root=runs) if ours else None
 
 
-def _show(report: ExportReport, place: str, output: Format, extras: dict[str, tuple[Any, str]]) -> None:
-    checks = [result.to_json() for result in report.checks]
-    if output is Format.JSON:
-        write_json(
-            {
-                "model": str(report.model),
-                "bytes": report.bytes,
-                "sha256": report.sha256,
-                "scheme": report.scheme,
-                "env": report.env,
-                "golden_vectors": report.golden_vectors,
-                "max_lsb_error": report.max_lsb_error,
-                "from": place,
-                "runtime": report.runtime,
-                "checks": checks,
-                "forced": list(report.forced),
-                **{name: value for name, (value, _) in extras.items()},
-            }
-        )
-        return
+def _write_json(report: ExportReport, place: str, extras: dict[str, tuple[Any, str]]) -> None:
+    write_json(
+        {
+            "model": str(report.model),
+            "bytes": report.bytes,
+            "sha256": report.sha256,
+            "scheme": report.scheme,
+            "env": report.env,
+            "golden_vectors": report.golden_vectors,
+            "max_lsb_error": report.max_lsb_error,
+            "from": place,
+            "runtime": report.runtime,
+            "checks": [result.to_json() for result in report.checks],
+            "forced": list(report.forced),
+            **{name: value for name, (value, _) in extras.items()},
+        }
+    )
+
+
+def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, str]]) -> None:
     error = (
         "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
     )

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from quarl_device import __version__
 from quarl_device.contract import Head, PolicyContract
-from quarl_device.errors import CheckpointError, JournalError, UsageError
+from quarl_device.errors import CheckpointError, JournalError
 from quarl_device.link import BrokerURL, PahoLink, Will
 from quarl_device.wire.block import BlockSpec
 from quarl_device.wire.keys import LearnerKey
-from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES, WIRE_VERSION
+from quarl_device.wire.limits import WIRE_VERSION
 from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.topics import Topics
 from quarl_edge.checkpoint import Checkpoint
@@ -27,6 +27,7 @@ from quarl_edge.config import TrainConfig
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
+from quarl_edge.learner.blobs import BlobServer
 from quarl_edge.learner.dqn import Dqn
 from quarl_edge.learner.keeper import Keeper, better, judged_from_json, kept_judgement
 from quarl_edge.learner.loop import TrainingLoop
@@ -155,10 +156,15 @@ class Session:
             link = stack.enter_context(self._connected(gone_birth(birth)))
             presence = Presence(link, self._topics, birth, takeover=self._fleet.takeover)
             stack.callback(presence.leave, clear=self._fleet.clear)
-            publisher = PolicyPublisher(template, link=link, topics=self._topics, key=self._fleet.key, epoch=epoch)
-            stack.callback(publisher.retire)
             receiver = Receiver(link, self._topics, ingest)
             receiver.listen()
+            blobs = BlobServer(link, self._topics, audience=lambda: len(receiver.actors))
+            stack.callback(blobs.close)
+            blobs.start()
+            publisher = PolicyPublisher(
+                template, link=link, topics=self._topics, key=self._fleet.key, epoch=epoch, blobs=blobs
+            )
+            stack.callback(publisher.retire)
             # Building took a while: another learner may have claimed the fleet meanwhile.
             link.flush(timeout_s=_CONNECT_TIMEOUT_S)
             presence.check()
@@ -258,12 +264,6 @@ class Session:
             if self._checkpoint.state["progression"]["normalizer_version"]:
                 normalizer.pending = False
         template = QatTemplate.from_model(policy, self._contract(), self._golden)
-        if len(template.data) > MAX_INLINE_PUSH_BYTES - 4_096:
-            raise UsageError(
-                f"a policy of {len(template.data):,} bytes is over the inline push cap of {MAX_INLINE_PUSH_BYTES:,} "
-                "bytes",
-                hint=f"make it smaller: --set hidden={','.join(['256'] * len(config.hidden))}",
-            )
         self._stop_if_asked()
         auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)

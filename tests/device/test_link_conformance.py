@@ -51,6 +51,9 @@ class Rooted:
 
         self._link.subscribe(topic_filter and self._root + topic_filter, unrooted, **options)
 
+    def unsubscribe(self, topic_filter):
+        self._link.unsubscribe(self._root + topic_filter)
+
 
 @contextlib.contextmanager
 def fake_case(_):

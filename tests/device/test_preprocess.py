@@ -18,7 +18,7 @@ from quarl_device.errors import ContractError
 from quarl_device.fillers import Filler
 from quarl_device.flatbuffer import Quantization
 from quarl_device.policy_file import read_policy_path
-from quarl_device.preprocess import InputBinding, bind_inputs, saturated_share, to_tensor
+from quarl_device.preprocess import InputBinding, bind_inputs, to_tensor
 
 DATA = Path(__file__).parent.parent / "data"
 CARTPOLE = read_policy_path(DATA / "cartpole.tflite")
@@ -194,13 +194,6 @@ def test_images_are_filled_in_kept_memory(stored, stack):
         tracemalloc.stop()
     assert peak < 4096
     assert filler.buffer is buffer
-
-
-def test_says_what_an_input_cannot_hold():
-    binding = bound((2,), stored="int8", scale=0.1)
-    observations = np.array([[0.0, 5.0], [12.0, 20.0], [13.5, -5.0], [-13.0, 0.0]])
-    assert saturated_share(binding, observations).tolist() == [0.5, 0.25]
-    assert saturated_share(bound((2,)), observations).tolist() == [0.0, 0.0]
 
 
 def bind(spec=None, normalizer=None, **tensor):

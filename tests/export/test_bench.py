@@ -12,9 +12,9 @@ from quarl_export.bench import act_speed, dense_policy, push_speed
 
 def test_a_push_is_timed_beside_conversions_and_compared_with_them():
     told = []
-    speed = push_speed((8, 8), pushes=12, conversions=2, progress=told.append)
+    speed = push_speed((8, 8), pushes=12, conversions=1, progress=told.append)
     assert speed.identical
-    assert speed.audited == 2
+    assert speed.audited == 1
     assert told == list(range(1, 13))
     assert 0 < speed.patch_ms_p50 < speed.convert_ms_p50
     assert speed.ratio == pytest.approx(speed.convert_ms_p50 / speed.patch_ms_p50)

@@ -212,7 +212,7 @@ def saved(path, *, names=("action", "get_initial_state", "get_train_step"), act=
     return path, agent
 
 
-def test_issue_19_of_several_functions_the_acting_one_is_exported(tmp_path):
+def test_row_19_of_several_functions_the_acting_one_is_exported(tmp_path):
     path, agent = saved(tmp_path / "agent")
     policy = import_policy(path)
     rows = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)

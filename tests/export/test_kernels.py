@@ -7,13 +7,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from graph_factory import snapped
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.errors import NonFiniteError, PatchError
 from quarl_export.arithmetic import BIAS_LIMIT, channel_scales, quantize_channels, relu_quantization
 from quarl_export.ir import Layer
-from quarl_export.kernels import as_channels, as_rows, file_shape, layer_scales, snapped, write_kernel
+from quarl_export.kernels import as_channels, as_rows, file_shape, layer_scales, write_kernel
 from quarl_export.range_plan import QuantizationOptions
 
 DENSE = Layer(name="d", kind="dense", inputs=("x",))

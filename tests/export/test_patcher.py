@@ -65,18 +65,16 @@ def shaped(snapshot: PolicySnapshot, kind: str) -> PolicySnapshot:
     )
 
 
-# A conversion takes a second: few examples, over few architectures whose templates are kept, and every corner by name.
+# A conversion takes a second: few examples, over few architectures whose templates are kept. The corners by name are
+# those in which a network in training differs; `test_template` has all of them for any network, by the same writer.
 @given(
     shape=st.sampled_from([((8, 5), 4, 2, True), ((1,), 1, 1, False), ((13,), 7, 5, False)]),
     kind=st.sampled_from(_KINDS),
     center_q=st.booleans(),
     seed=st.integers(0, 2**20),
 )
-@example(shape=((8, 5), 4, 2, True), kind="zero kernel", center_q=False, seed=1)
 @example(shape=((8, 5), 4, 2, True), kind="zero biases", center_q=False, seed=2)
 @example(shape=((8, 5), 4, 2, True), kind="equal biases", center_q=True, seed=3)
-@example(shape=((8, 5), 4, 2, True), kind="huge", center_q=False, seed=4)
-@example(shape=((8, 5), 4, 2, True), kind="tiny", center_q=False, seed=5)
 @example(shape=((8, 5), 4, 2, True), kind="floors", center_q=False, seed=6)
 @example(shape=((1,), 1, 1, False), kind="symmetric ranges", center_q=False, seed=7)
 @settings(max_examples=1, deadline=None, phases=_PHASES, suppress_health_check=[HealthCheck.too_slow])

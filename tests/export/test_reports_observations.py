@@ -73,7 +73,7 @@ def test_files_that_are_no_archive(tmp_path, content):
 def test_missing_and_directory(tmp_path):
     with pytest.raises(UsageError, match="not found"):
         from_archive(tmp_path / "none.npz", VECTOR)
-    with pytest.raises(UsageError, match=r"is not an \.npz"):
+    with pytest.raises(UsageError, match="is a directory"):
         from_archive(tmp_path, VECTOR)
 
 
@@ -81,12 +81,6 @@ def test_pickles_are_never_opened(tmp_path):
     path = saved(tmp_path, observation=np.array([{"a": 1}] * 4, dtype=object))
     with pytest.raises(UsageError, match="plain arrays"):
         from_archive(path, VECTOR)
-
-
-def test_an_archive_that_unpacks_too_large_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("quarl_export.reports.observations.MAX_ARCHIVE_BYTES", 1000)
-    with pytest.raises(UsageError, match="unpacks to"):
-        from_archive(saved(tmp_path, observation=np.zeros((100, 4))), VECTOR)
 
 
 def test_by_default_golden_ones_come_first_and_the_rest_lies_within_the_bounds():

@@ -23,6 +23,7 @@ from graph_factory import (
     random_inputs,
     random_weights,
     shaped_values,
+    snapped_weights,
     two_inputs,
 )
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -36,13 +37,7 @@ from quarl_export.compare import difference
 from quarl_export.graph import view
 from quarl_export.patch.places import find_places
 from quarl_export.patch.values import fingerprint
-from quarl_export.quantized import (
-    build_quantized,
-    convert_planned,
-    convert_quantized,
-    policy_values,
-    snapped_weights,
-)
+from quarl_export.quantized import build_planned, convert_planned, convert_quantized, policy_values
 from quarl_export.range_plan import QuantizationOptions, plan_ranges
 from quarl_export.template import Template
 
@@ -327,8 +322,8 @@ def test_file_and_fake_quants_agree_in_every_step(templates, name, options, limi
     weights, ranges = shaped_values(graph, "trained", 7)
     policy = make_policy(graph, kind=KINDS[name], weights=weights)
     plan = plan_ranges(graph, chosen)
-    twin_weights = snapped_weights(plan, policy_values(policy, plan, ranges))
-    twin = build_quantized(graph, twin_weights, ranges, options=chosen, quantize_weights=False)
+    values = policy_values(policy, plan, ranges)
+    twin = build_planned(plan, dataclasses.replace(values, weights=snapped_weights(plan, values)))
     inputs = random_inputs(graph, 200, seed=3)
     outputs = run(templates(name, **options).patch(weights, ranges), graph, inputs)
     expected = twin([inputs[item.key] for item in graph.inputs])

@@ -159,10 +159,6 @@ def test_epsilon_by_hand():
     assert [config.epsilon(s) for s in (0, 500, 1_000, 9_999)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
 
 
-def test_updates_per_step():
-    assert MINIMAL.replace(samples_per_insert=32.0, batch_size=64).updates_per_step == 0.5
-
-
 def test_a_stored_config_of_another_version_says_which():
     stored = {**MINIMAL.to_json(), "version": "9.9.9", "worms": 3}
     with pytest.raises(CheckpointError, match=r"unknown key 'worms'.*written by quarl-edge 9\.9\.9"):

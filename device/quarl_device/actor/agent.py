@@ -46,7 +46,9 @@ class Agent:
         self._shared = shared = Shared()
         named = f"{runtime.name} {runtime.version}"
         self._speaker = Speaker(config, boot_id=boot_id, link=link, shared=shared, runtime=named)
-        self._listener = Listener(config, boot_id=boot_id, runtime=runtime, shared=shared, speaker=self._speaker)
+        self._listener = Listener(
+            config, boot_id=boot_id, link=link, runtime=runtime, shared=shared, speaker=self._speaker
+        )
         self._ticker = Ticker(link, shared=shared, speaker=self._speaker, inbox=self._listener.inbox)
         self._connecting = False
 

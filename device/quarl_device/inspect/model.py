@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import ContractError, ModelFileError
-from quarl_device.files import read_capped
+from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, read_graph
 from quarl_device.inspect.edge_tpu import EdgeTpuVerdict, judge
 from quarl_device.inspect.op_versions import TARGETS, Loadability, loadability
@@ -112,7 +112,8 @@ def inspect_path(path: Path, *, load: bool = True) -> Inspection:
         ModelFileError: missing, a directory, unreadable, over the cap, not TFLite, damaged.
     """
     data = read_capped(path, cap_bytes=MAX_INSPECT_BYTES, error=ModelFileError, what="model file")
-    return inspect_bytes(data, path=str(path), load=load)
+    with naming(path):
+        return inspect_bytes(data, path=str(path), load=load)
 
 
 def inspect_bytes(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tokenize
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +12,8 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import NonFiniteError, UsageError
-from quarl_device.files import read_capped
-from quarl_export.importers.zips import ZIP_ERRORS
+from quarl_export.npz import read_npz
 
-MAX_NPZ_BYTES = 256 * 1024 * 1024
-MAX_UNPACKED_BYTES = 1024 * 1024 * 1024
 _MAX_MAGNITUDE = 1e18
 MAX_ROWS = 10_000
 MIN_ROWS = 2
@@ -98,20 +92,7 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
         UsageError: missing, unreadable, over the caps, no npz, pickled, or arrays that do not fit.
         NonFiniteError: NaN or Inf.
     """
-    data = read_capped(path, cap_bytes=MAX_NPZ_BYTES, error=UsageError, what="calibration file")
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-        if unpacked > MAX_UNPACKED_BYTES:
-            raise UsageError(f"calibration file {path} unpacks to {unpacked:,} bytes, allowed {MAX_UNPACKED_BYTES:,}")
-        with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
-    # NumPy reads the header of an array as Python source, which can be wrong in as many ways.
-    except (*ZIP_ERRORS, MemoryError, ArithmeticError, SyntaxError, RuntimeError, tokenize.TokenError) as error:
-        raise UsageError(
-            f"calibration file {path} cannot be read as npz: {error}",
-            hint="write it with numpy.savez(path, observation=rows)",
-        ) from error
+    arrays = read_npz(path, what="calibration file")
     keys = [spec.key for spec in contract.observations]
     if len(keys) == len(arrays) == 1:
         arrays = {keys[0]: next(iter(arrays.values()))}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import PolicyContract
 from quarl_device.errors import ModelFileError, UnsupportedModel
-from quarl_device.files import read_capped
+from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, read_graph
 from quarl_device.lint import check_runnable
 from quarl_device.policy_file import METADATA_NAME, decode_metadata
@@ -39,7 +39,8 @@ def read_tflite(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     """
     what = f"TFLite file {path.name}"
     data = read_capped(path, cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what=what)
-    return import_tflite(data, options=options, name=path.name)
+    with naming(path):
+        return import_tflite(data, options=options, name=path.name)
 
 
 def import_tflite(data: bytes, *, options: ImportOptions, name: str = "", kind: str = "tflite") -> ImportedPolicy:

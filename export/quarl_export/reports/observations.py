@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,12 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_export.npz import read_npz
 from quarl_export.reports.acting import finite_width
 from quarl_export.reports.side import Side
 
 DEFAULT_ROWS = 512
 MAX_ROWS = 100_000
-MAX_ARCHIVE_BYTES = 1024**3
 _EXPLORE = 0.1
 _FALLBACK = 3.0
 
@@ -55,7 +54,7 @@ def from_archive(path: Path, specs: Sequence[ObservationSpec], *, limit: int = M
     Raises:
         UsageError: missing, not an archive of arrays, too large, other keys or shapes, empty, NaN or Inf.
     """
-    arrays = _read_archive(path)
+    arrays = read_npz(path, what="observations file")
     if len(specs) == 1 and len(arrays) == 1:
         arrays = {specs[0].key: next(iter(arrays.values()))}
     missing = [spec.key for spec in specs if spec.key not in arrays]
@@ -70,22 +69,6 @@ def from_archive(path: Path, specs: Sequence[ObservationSpec], *, limit: int = M
         picked = np.linspace(0, total - 1, limit).astype(int)
         checked = {key: array[picked] for key, array in checked.items()}
     return Observations(arrays=checked, source=f"{min(total, limit):,} rows of {path.name}", recorded=True)
-
-
-def _read_archive(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        if size > MAX_ARCHIVE_BYTES:
-            raise UsageError(f"{path} unpacks to {size:,} bytes, allowed are {MAX_ARCHIVE_BYTES:,}")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise UsageError(f"observations not found: {path}") from None
-    except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise UsageError(
-            f"{path} is not an .npz of plain arrays: {str(error)[:120]}", hint="numpy.savez(path, observation=array)"
-        ) from None
 
 
 def _checked(array: NDArray[Any], spec: ObservationSpec, path: Path) -> NDArray[Any]:

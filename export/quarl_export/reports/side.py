@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import ModelFileError
-from quarl_device.files import read_capped
+from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, read_graph
 from quarl_device.inspect.probe import installed_version, probe
 from quarl_device.inspect.tensors import scheme_of
@@ -54,13 +54,14 @@ def read_side(path: Path) -> Side:
         ContractError: it has a contract that does not hold.
     """
     data = read_capped(path, cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="model file")
-    return side_of(data, path=str(path))
+    with naming(path):
+        return side_of(data, path=str(path))
 
 
 def side_of(data: bytes, *, path: str = "") -> Side:
     """Lay a file's bytes open; raises as `read_side`."""
     graph = read_graph(data)
-    _check_runs(data, graph, path)
+    _check_runs(data, graph)
     contract, golden = None, None
     if METADATA_NAME in graph.metadata:
         policy = read_policy(data)
@@ -95,7 +96,7 @@ def _spec_of(graph: Graph, index: int, place: int) -> ObservationSpec:
     return ObservationSpec(key=f"input_{place}", shape=tensor.shape[1:], dtype="float32")
 
 
-def _check_runs(data: bytes, graph: Graph, path: str) -> None:
+def _check_runs(data: bytes, graph: Graph) -> None:
     """Run a file in this process only if the lint knows it, or if a child process has run it and lived."""
     try:
         check_runnable(graph)
@@ -104,4 +105,4 @@ def _check_runs(data: bytes, graph: Graph, path: str) -> None:
             raise
         tried = probe(data, RUNTIME)
         if not tried.loads:
-            raise ModelFileError(f"{RUNTIME} cannot run {path or 'the model'}: {tried.detail}") from refused
+            raise ModelFileError(f"{RUNTIME} cannot run the model: {tried.detail}") from refused
