@@ -16,34 +16,36 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import pwd
 import shutil
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from quarl_device.errors import AuthorityError, CredentialsError, UsageError
-from quarl_device.files import read_capped, sync_directory, write_atomic
 from quarl_device.link import BrokerURL
 from quarl_device.link import credentials as files
 from quarl_device.names import check_name
 from quarl_device.wire.keys import LearnerKey, PublicKey
 from quarl_edge.broker.access import emqx_acl, mosquitto_acl
 from quarl_edge.broker.authority import Authority, check_host, read_server_certificate, utc_now
+from quarl_edge.broker.disk import (
+    broker_user,
+    check_reachable,
+    give,
+    locked,
+    read_file,
+    told,
+    write_file,
+    write_folder,
+    write_served,
+)
 from quarl_edge.broker.enrolment import Enrolled, Register
 
 DEFAULT_DAYS = 825
 TLS_PORT = 8883
 _RENEW_BEFORE = timedelta(days=30)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_MAX_PEM_BYTES = 64 * 1024 * 1024
-_LOCK_WAIT_S = 10.0
-_BROKER_USER = "mosquitto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +98,9 @@ class BrokerDirectory:
         """
         for host in hosts:
             check_host(host)
-        with _refused(path):
+        with told(path):
             path.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        with locked(path):
             if replace_ca or not (path / "ca.crt").exists():
                 _write_authority(path)
             if replace_ca or not (path / "enrolled.json").exists():
@@ -167,21 +169,11 @@ class BrokerDirectory:
             files.check_private(key)
         except CredentialsError as error:
             raise AuthorityError(error.message, hint=error.hint or "put the authority's key back") from None
-        return Authority.from_pem(_read(self.ca_certificate), _read(key))
+        return Authority.from_pem(read_file(self.ca_certificate), read_file(key))
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names and addresses in the broker's certificate, the one for credentials first."""
-        return read_server_certificate(_read(self.server_certificate))[0]
-
-    def broker_user(self) -> pwd.struct_passwd | None:
-        """Return the user that the broker runs as: Mosquitto's own where we are root, else `None` for ours."""
-        if os.geteuid() != 0:
-            return None
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(_BROKER_USER)
-        raise AuthorityError(
-            f"there is no user {_BROKER_USER!r} for the broker to run as", hint="sudo apt-get install -y mosquitto"
-        )
+        return read_server_certificate(read_file(self.server_certificate))[0]
 
     # -- what changes it ---------------------------------------------------------------------------------------------
 
@@ -215,7 +207,7 @@ class BrokerDirectory:
         check_name(name, kind="device")
         if fleet or role == "device":
             check_name(fleet, kind="fleet")
-        with _locked(self.path):
+        with locked(self.path):
             register = self.register()
             known = register.find(name)
             if known is not None and not renew:
@@ -223,37 +215,33 @@ class BrokerDirectory:
                     f"{name!r} is enrolled already, as {known.role} of {known.fleet or 'every fleet'}",
                     hint=f"another certificate: --renew; to shut it out: quarl-edge revoke {name}",
                 )
-            now = utc_now()
-            issued = self.authority().issue_client(name, lifetime=timedelta(days=days), now=now)
+            issued = self.authority().issue_client(name, lifetime=timedelta(days=days), now=utc_now())
             url = broker or BrokerURL(host=self.hosts()[0], port=TLS_PORT, tls=True)
-            contents = {
-                files.KEY_FILE: issued.key,
-                files.CERTIFICATE_FILE: issued.certificate,
-                files.CA_FILE: _read(self.ca_certificate),
-                files.TOML_FILE: files.credentials_toml(name=name, role=role, fleet=fleet, broker=url).encode(),
-            }
-            folder = self.credentials_of(name)
-            public = learner_key.hex if learner_key else register.learner_key_for(fleet)
+            public = ""
+            extra: dict[str, bytes] = {}
             if role == "learner":
-                # Devices have its public half pinned: it outlives the certificate.
-                signing = LearnerKey.load_or_create(self._signing_key(folder))
-                public = signing.public.hex
-                contents[files.SIGNING_KEY_FILE] = _read(self._signing_key(folder))
-            elif role == "device" and public:
-                contents[files.LEARNER_PUBLIC_FILE] = f"{public}\n".encode()
+                public, extra = self._signing(name)
+            elif role == "device":
+                extra = _trust(learner_key.hex if learner_key else register.learner_key_for(fleet))
             entry = Enrolled(
                 name=name,
                 role=role,
                 fleet=fleet,
                 serial=f"{issued.serial:x}",
                 expires=int(issued.expires.timestamp()),
-                learner_key=public if role == "learner" else "",
+                learner_key=public,
             )
             # Before the credentials: a certificate that nobody knows of could never be revoked.
             register.add(entry).write(self._register_file)
-            _write_folder(folder, contents)
+            contents = {
+                files.KEY_FILE: issued.key,
+                files.CERTIFICATE_FILE: issued.certificate,
+                files.CA_FILE: read_file(self.ca_certificate),
+                files.TOML_FILE: files.credentials_toml(name=name, role=role, fleet=fleet, broker=url).encode(),
+            }
+            write_folder(self.credentials_of(name), {**contents, **extra})
             self.write_rules()
-        return Made(entry=entry, folder=folder, broker=url)
+        return Made(entry=entry, folder=self.credentials_of(name), broker=url)
 
     def revoke(self, name: str) -> None:
         """Put every certificate of a client on the list of revoked ones; done twice, it does the rest of once.
@@ -264,7 +252,7 @@ class BrokerDirectory:
             UsageError: no such client was ever enrolled.
             AuthorityError: no authority here, or files that cannot be written.
         """
-        with _locked(self.path):
+        with locked(self.path):
             authority, now = self.authority(), utc_now()
             register = self.register().revoke(name, now=now)
             register.write(self._register_file)
@@ -275,8 +263,8 @@ class BrokerDirectory:
     def write_rules(self) -> None:
         """Write the access rules that follow from the register."""
         clients = self.register().current()
-        self._write(self.acl, mosquitto_acl(clients).encode(), mode=0o600, served=True)
-        self._write(self.path / "acl.conf", emqx_acl(clients).encode())
+        write_served(self.acl, mosquitto_acl(clients).encode())
+        write_file(self.path / "acl.conf", emqx_acl(clients).encode())
 
     def hand_over(self) -> None:
         """Give the broker's user what it must read or write, whoever made it.
@@ -284,112 +272,47 @@ class BrokerDirectory:
         Raises:
             AuthorityError: a file is missing, or the broker's user cannot come this far.
         """
-        with _refused(self.path):
+        with told(self.path):
             self.data.mkdir(mode=0o700, exist_ok=True)
-            user = self.broker_user()
-            for path in (self.server_key, self.acl, self.revoked, self.data, *self.data.iterdir()):
-                if user is not None:
-                    os.chown(path, user.pw_uid, user.pw_gid)
+        user = broker_user()
         if user is not None:
-            self._check_reachable(user)
+            give((self.server_key, self.acl, self.revoked, self.data), user)
+            check_reachable(self.path, user)
 
     def _bring_up_to_date(self, hosts: Sequence[str], *, anew: bool) -> None:
         known: tuple[str, ...] = ()
         fresh = False
         if self.server_certificate.exists() and self.server_key.exists() and not anew:
-            known, ends = read_server_certificate(_read(self.server_certificate))
+            known, ends = read_server_certificate(read_file(self.server_certificate))
             fresh = ends - utc_now() > _RENEW_BEFORE
         wanted = tuple(dict.fromkeys((*hosts, *known, *_LOOPBACK)))
         if not fresh or wanted != known:
             issued = self.authority().issue_server(wanted, lifetime=timedelta(days=DEFAULT_DAYS), now=utc_now())
-            self._write(self.server_key, issued.key, mode=0o600, served=True)
-            self._write(self.server_certificate, issued.certificate)
+            write_served(self.server_key, issued.key)
+            write_file(self.server_certificate, issued.certificate)
         if anew or not self.revoked.exists():
             self._write_revoked(self.register(), self.authority())
         self.write_rules()
 
     def _write_revoked(self, register: Register, authority: Authority) -> None:
         entries = [entry.revocation for entry in register if entry.revoked]
-        self._write(self.revoked, authority.revocation_list(entries, now=utc_now()), served=True)
+        write_served(self.revoked, authority.revocation_list(entries, now=utc_now()))
 
-    def _signing_key(self, folder: Path) -> Path:
-        kept = self.path / "signing"
-        with _refused(kept):
-            kept.mkdir(mode=0o700, exist_ok=True)
-        return kept / f"{folder.name}.key"
+    def _signing(self, name: str) -> tuple[str, dict[str, bytes]]:
+        """Return the public half of a learner's signing key, which devices have pinned for good, and its file."""
+        folder = self.path / "signing"
+        with told(folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / f"{name}.key"
+        public = LearnerKey.load_or_create(path).public.hex
+        return public, {files.SIGNING_KEY_FILE: read_file(path)}
 
-    def _write(self, path: Path, data: bytes, *, mode: int = 0o644, served: bool = False) -> None:
-        write_atomic(path, data, error=AuthorityError, what="broker's file", mode=mode)
-        user = self.broker_user() if served and os.geteuid() == 0 and _user_exists() else None
-        if user is not None:
-            with _refused(path):
-                os.chown(path, user.pw_uid, user.pw_gid)
 
-    def _check_reachable(self, user: pwd.struct_passwd) -> None:
-        for folder in (self.path, *self.path.parents):
-            status = folder.stat()
-            bit = 0o100 if status.st_uid == user.pw_uid else 0o010 if status.st_gid == user.pw_gid else 0o001
-            if not status.st_mode & bit:
-                raise AuthorityError(
-                    f"the broker's user {user.pw_name!r} cannot reach {self.path}: {folder} lets nobody through",
-                    hint="keep it elsewhere, such as /etc/quarl-edge/broker",
-                )
+def _trust(public_key: str) -> dict[str, bytes]:
+    return {files.LEARNER_PUBLIC_FILE: f"{public_key}\n".encode()} if public_key else {}
 
 
 def _write_authority(path: Path) -> None:
     authority = Authority.create(now=utc_now())
-    write_atomic(path / "ca.key", authority.key_pem, error=AuthorityError, what="authority's key", mode=0o600)
-    write_atomic(path / "ca.crt", authority.certificate_pem, error=AuthorityError, what="authority's certificate")
-
-
-def _write_folder(folder: Path, contents: dict[str, bytes]) -> None:
-    """Put a folder of these files in place, instead of one that may be there."""
-    with _refused(folder):
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            for name, data in contents.items():
-                mode = 0o600 if name.endswith(".key") else 0o644
-                write_atomic(made / name, data, error=AuthorityError, what="credentials", mode=mode)
-            if folder.exists():
-                shutil.rmtree(folder)
-            made.rename(folder)
-            sync_directory(folder.parent)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-
-
-def _read(path: Path) -> bytes:
-    return read_capped(path, cap_bytes=_MAX_PEM_BYTES, error=AuthorityError, what="broker's file")
-
-
-def _user_exists() -> bool:
-    try:
-        pwd.getpwnam(_BROKER_USER)
-    except KeyError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _refused(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise AuthorityError(f"{error.filename or path}: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keep other enrolments out; two at once would each write a register without the other's client."""
-    with _refused(path), (path / ".lock").open("ab") as file:
-        deadline_s = time.monotonic() + _LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise AuthorityError(f"{path} has been locked for {_LOCK_WAIT_S:.0f} s") from None
-                time.sleep(0.05)
-        yield
+    write_file(path / "ca.key", authority.key_pem, mode=0o600)
+    write_file(path / "ca.crt", authority.certificate_pem)

@@ -13,11 +13,11 @@ import subprocess
 import time
 from pathlib import Path
 
-from quarl_device.errors import AuthorityError, BrokerStartFailed, MissingTool
-from quarl_device.files import write_atomic
+from quarl_device.errors import BrokerStartFailed, MissingTool
 from quarl_device.wire.limits import MAX_PAYLOAD_BYTES
 from quarl_edge.broker.address import Address
 from quarl_edge.broker.directory import BrokerDirectory
+from quarl_edge.broker.disk import broker_user, write_file
 
 MAX_PACKET_BYTES = 2 * MAX_PAYLOAD_BYTES
 _START_S = 10.0
@@ -81,9 +81,7 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 def write_configuration(directory: BrokerDirectory, listen: Address) -> Path:
     """Write `mosquitto.conf` and give the broker's user what it must read; returns its path."""
     path = directory.path / "mosquitto.conf"
-    write_atomic(
-        path, configuration(directory, listen).encode(), error=AuthorityError, what="Mosquitto's configuration"
-    )
+    write_file(path, configuration(directory, listen).encode())
     directory.hand_over()
     return path
 
@@ -107,7 +105,7 @@ class MosquittoServer:
         program = find_mosquitto()
         listen.check_free()
         config = write_configuration(directory, listen)
-        user = directory.broker_user()
+        user = broker_user()
         self._listen = listen
         try:
             self._process = subprocess.Popen(

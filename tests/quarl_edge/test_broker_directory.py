@@ -12,6 +12,7 @@ from quarl_device.link import BrokerURL
 from quarl_device.link.credentials import Credentials
 from quarl_device.wire.keys import LearnerKey, PublicKey
 from quarl_edge.broker import directory as module
+from quarl_edge.broker import disk
 from quarl_edge.broker.address import Address
 from quarl_edge.broker.directory import BrokerDirectory
 from quarl_edge.broker.mosquitto import configuration, find_mosquitto
@@ -151,14 +152,14 @@ def test_enrolments_at_once_are_all_kept(made):
 
 @pytest.mark.parametrize("at", ["client.crt", "enrolled.json", "acl"])
 def test_an_enrolment_that_fails_leaves_whole_files_and_can_be_repeated(made, monkeypatch, at):
-    real = module.write_atomic
+    real = disk.write_atomic
 
     def failing(path, *args, **options):
         if path.name == at:
             raise AuthorityError("disk full")
         return real(path, *args, **options)
 
-    monkeypatch.setattr(module, "write_atomic", failing)
+    monkeypatch.setattr(disk, "write_atomic", failing)
     monkeypatch.setattr("quarl_edge.broker.enrolment.write_atomic", failing)
     with pytest.raises(AuthorityError, match="disk full"):
         made.enroll("pi-1", role="device", fleet="lab")
@@ -210,6 +211,19 @@ def test_root_hears_where_the_brokers_user_cannot_come(made, tmp_path):
     with pytest.raises(AuthorityError, match="cannot reach") as caught:
         made.hand_over()
     assert "elsewhere" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a broker as another user")
+def test_root_never_gives_away_what_the_brokers_user_has_linked_to(made, tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text("root's")
+    made.data.mkdir(exist_ok=True)
+    (made.data / "mosquitto.db").symlink_to(kept)
+    made.revoked.unlink()
+    made.revoked.symlink_to(kept)
+    with pytest.raises(AuthorityError, match="cannot reach"):
+        made.hand_over()
+    assert kept.stat().st_uid == 0
 
 
 LISTEN = Address(host="0.0.0.0", port=8883)  # noqa: S104
