@@ -13,7 +13,7 @@ from quarl_device.errors import LearnerError, RunNotFound, UsageError
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import export_options as given
-from quarl_edge.cli.calibration import PLAY, journal_observations, named_observations
+from quarl_edge.cli.calibration import PLAY, environment, journal_observations, named_observations
 from quarl_edge.cli.export_options import HeadName, Io, RangeKind, Runtime, Scheme
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
@@ -24,9 +24,12 @@ from quarl_edge.runs import DEFAULT_ROOT, latest_policy
 
 if TYPE_CHECKING:
     from quarl_export.calibration import CalibrationData
+    from quarl_export.checks.returns import Play
     from quarl_export.export import ExportReport
     from quarl_export.ir import ImportedPolicy
+    from quarl_export.networks import HeadOutput as HeadOutputType
     from quarl_export.pipeline import ExportOptions
+    from quarl_export.schemes import SchemeOptions
 
 
 def export(
@@ -34,16 +37,18 @@ def export(
     source: given.Source = None,
     scheme: given.SchemeOption = Scheme.INT8,
     per_channel: given.PerChannel = False,
-    weight_bits: given.WeightBits = 8,
-    activation_bits: given.ActivationBits = 8,
+    weight_bits: given.WeightBits = None,
+    activation_bits: given.ActivationBits = None,
+    head_output: given.HeadOutput = None,
     io: given.IoOption = Io.FLOAT32,
     runtime: given.RuntimeOption = Runtime.LITERT,
     env: given.Environment = "",
     calibrate: given.Calibrate = "",
     range_rule: given.RangeOption = RangeKind.MINMAX,
     percentile: given.Percentile = 99.9,
-    steps: given.Steps = 2_048,
+    steps: given.Steps = 4_096,
     seed: given.Seed = 0,
+    episodes: given.Episodes = 50,
     keep_float: given.KeepFloat = None,
     vecnormalize: given.VecNormalize = None,
     head: given.Head = None,
@@ -56,12 +61,14 @@ def export(
 ) -> None:
     """Write a trained policy as one TFLite file with its contract and golden vectors inside.
 
-    Without --from it is the latest run's, as int8. The file is checked before it is written (codes Q01 to Q12), read
-    back, and run in the TFLite runtime before the command ends well.
+    Without --from it is the latest run's, as int8. The file is checked before it is written (codes Q01 to Q13), read
+    back, and run in the TFLite runtime before the command ends well. Where its environment is known, --episodes of
+    it decide: the file must return what the float policy returns, within 5 %.
 
     Examples:
       quarl-edge export model.tflite
       quarl-edge export model.tflite --from ppo.zip --env CartPole-v1 --vecnormalize stats.pkl
+      quarl-edge export model.tflite --from dqn.zip --env CartPole-v1 --head-output float32
       quarl-edge export model.tflite --from actor.keras --env Pendulum-v1 --calibrate recorded.npz --io int8
     """
     check_target(model)
@@ -79,8 +86,12 @@ def export(
     with closing(make_progress() if sys.stderr.isatty() else Silent()) as progress:
         progress.note(f"reading {source or checkpoint}")
         _load_library()
+        trained = _trained_scheme(checkpoint, scheme)
         options = _options(
-            scheme=scheme, per_channel=per_channel, weight_bits=weight_bits, activation_bits=activation_bits, io=io,
+            scheme=scheme, per_channel=per_channel, io=io,
+            weight_bits=weight_bits or trained.weight_bits,
+            activation_bits=activation_bits or trained.activation_bits,
+            head_output=head_output.value if head_output else trained.head_output,
             runtime=runtime, keep_float=keep_float, range_rule=range_rule, percentile=percentile,
             recalibrate=bool(calibrate), force=force, center_q=center_q,
         )  # fmt: skip
@@ -89,7 +100,8 @@ def export(
             policy = _read(place, env=env, head=head, vecnormalize=vecnormalize)
             data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)
             progress.note(f"converting to {scheme.value} and checking the file")
-            report = _write(policy, checkpoint, model, options=options, data=data)
+            judge = _play(policy, env, episodes=episodes, seed=seed, progress=progress)
+            report = _write(policy, checkpoint, model, options=options, data=data, play=judge)
         extras = _extras(report, report_into, edge_tpu=edge_tpu)
     if output is Format.JSON:
         _write_json(report, str(place), extras)
@@ -116,6 +128,7 @@ def _options(
     per_channel: bool,
     weight_bits: int,
     activation_bits: int,
+    head_output: HeadOutputType,
     io: Io,
     runtime: Runtime,
     keep_float: list[str] | None,
@@ -139,12 +152,24 @@ def _options(
             runtime=runtime.value,
             weight_bits=weight_bits,
             activation_bits=activation_bits,
+            head_output=head_output,
         ),
         rule=RangeRule(kind=range_rule.value, percentile=percentile),
         recalibrate=recalibrate,
         force=force,
         center_q=center_q,
     )
+
+
+def _trained_scheme(checkpoint: Path | None, scheme: Scheme) -> SchemeOptions:
+    """Return the bits and the head of a run's training, where its file can have them; the usual ones otherwise."""
+    from quarl_export.checkpoint import load_policy
+    from quarl_export.export import trained_scheme
+    from quarl_export.schemes import SchemeOptions
+
+    if checkpoint is None or scheme is not Scheme.INT8:
+        return SchemeOptions()
+    return trained_scheme(load_policy(checkpoint).spec.quantization)
 
 
 def _read(place: Path, *, env: str, head: HeadName | None, vecnormalize: Path | None) -> ImportedPolicy:
@@ -177,6 +202,18 @@ def _observations(
     return None if checkpoint is None else journal_observations(checkpoint, policy.contract)
 
 
+def _play(policy: ImportedPolicy, env: str, *, episodes: int, seed: int, progress: Progress) -> Play | None:
+    """Return where the file is to be played, `None` where nothing names an environment or nobody wants it."""
+    from quarl_export.calibration.play import MAX_STEPS
+    from quarl_export.checks.returns import Play
+
+    spec = environment(policy.contract, env)
+    if not episodes or not spec.env_id:
+        return None
+    # No episode that calibration has played, of which there are at most as many as steps.
+    return Play(env=spec, episodes=episodes, seed=seed + MAX_STEPS, allow_module=bool(env), tell=progress.note)
+
+
 def _write(
     policy: ImportedPolicy,
     checkpoint: Path | None,
@@ -184,12 +221,13 @@ def _write(
     *,
     options: ExportOptions,
     data: CalibrationData | None,
+    play: Play | None,
 ) -> ExportReport:
     from quarl_export.export import export_imported, export_policy
 
     if checkpoint is not None:
-        return export_policy(checkpoint, model, options=options, data=data)
-    return export_imported(policy, model, options=options, data=data)
+        return export_policy(checkpoint, model, options=options, data=data, play=play)
+    return export_imported(policy, model, options=options, data=data, play=play)
 
 
 def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> dict[str, tuple[Any, str]]:
@@ -198,7 +236,7 @@ def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> 
     if directory is not None and report.built is not None:
         from quarl_export.export_report import write_export_report
 
-        page = str(write_export_report(report.built, directory))
+        page = str(write_export_report(report.built, directory, model=report.model))
         extras["report"] = page, page
     if edge_tpu:
         verdict = judge(read_policy_path(report.model).graph)
@@ -234,6 +272,7 @@ def _write_json(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
             "runtime": report.runtime,
             "checks": [result.to_json() for result in report.checks],
             "forced": list(report.forced),
+            "warnings": list(report.warnings),
             **{name: value for name, (value, _) in extras.items()},
         }
     )
@@ -243,7 +282,11 @@ def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
     error = (
         "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
     )
+    marks = [("WARNING", warning) for warning in report.warnings]
+    if report.forced:
+        marks.insert(0, ("FORCED", f"written although these checks failed: {', '.join(report.forced)}"))
     rows = [
+        *marks,
         ("environment", report.env or "not named"),
         ("scheme", report.scheme),
         ("size", f"{report.bytes:,} bytes"),
@@ -255,5 +298,5 @@ def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
         for result in report.checks
     ]
     rows += [(name.replace("_", " "), text) for name, (_, text) in extras.items()]
-    next_one = f"quarl-edge evaluate {report.model}"
+    next_one = f"quarl-edge evaluate {report.model}" + ("" if report.env else " --env ID")
     write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])

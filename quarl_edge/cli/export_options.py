@@ -44,6 +44,14 @@ class RangeKind(StrEnum):
     BOUNDS = "bounds"
 
 
+class HeadOutputName(StrEnum):
+    """Values of `--head-output`."""
+
+    INT8 = "int8"
+    FLOAT32 = "float32"
+    INT16 = "int16"
+
+
 class HeadName(StrEnum):
     """Values of `--head`."""
 
@@ -66,8 +74,16 @@ SchemeOption = Annotated[Scheme, typer.Option("--scheme", help="How numbers are 
 PerChannel = Annotated[
     bool, typer.Option("--per-channel/--per-tensor", help="Scales of dense weights: one per unit, or one.")
 ]
-WeightBits = Annotated[int, typer.Option(help="Of int8 weights; fewer are stored in int8.", min=2, max=8)]
-ActivationBits = Annotated[int, typer.Option(help="Of int8 ReLU layers; fewer need LiteRT.", min=2, max=8)]
+WeightBits = Annotated[
+    int | None, typer.Option(help="Of int8 weights, stored in int8; default: as trained, or 8.", min=2, max=8)
+]
+ActivationBits = Annotated[
+    int | None, typer.Option(help="Of ReLU layers, fewer need LiteRT; default: as trained, or 8.", min=2, max=8)
+]
+HeadOutput = Annotated[
+    HeadOutputName | None,
+    typer.Option(help="Q values of an int8 file; int16 needs LiteRT; default: as trained, or int8."),
+]
 IoOption = Annotated[Io, typer.Option("--io", help="Inputs and outputs; int8 and uint8 are for Coral.")]
 RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="What must load the file.")]
 Environment = Annotated[str, typer.Option(help="Environment of the policy, where its file does not name one.")]
@@ -77,7 +93,14 @@ Calibrate = Annotated[
 RangeOption = Annotated[RangeKind, typer.Option("--range", help="Ranges from data; bounds are the space's own.")]
 Percentile = Annotated[float, typer.Option(help="Of --range percentile.")]
 Steps = Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)]
-Seed = Annotated[int, typer.Option(help="Of playing.", min=0, max=2**31 - 1)]
+# Start seeds of the comparison lie beyond those that calibration plays, and gymnasium takes them.
+Seed = Annotated[int, typer.Option(help="Of playing.", min=0, max=2_000_000_000)]
+Episodes = Annotated[
+    int,
+    typer.Option(
+        help="Greedy episodes to compare the file's returns with the float policy's; 0: none.", min=0, max=10_000
+    ),
+]
 KeepFloat = Annotated[list[str] | None, typer.Option(help="A layer to keep in float; may be given often.")]
 VecNormalize = Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")]
 Head = Annotated[HeadName | None, typer.Option(help="What outputs mean; guessed where it is not given.")]

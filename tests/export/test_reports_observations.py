@@ -1,5 +1,7 @@
 """Observations of a comparison: recorded, played, or drawn; what does not fit is a clear error."""
 
+import itertools
+
 import numpy as np
 import pytest
 from report_pairs import pair
@@ -131,8 +133,28 @@ def test_playing_another_environment():
         by_playing("Acrobot-v1", VECTOR, lambda _: 0)
     with pytest.raises(UnknownEnvironment):
         by_playing("CartPole-v99", VECTOR, lambda _: 0)
-    with pytest.raises(UsageError, match="stack"):
-        by_playing("CartPole-v1", BOTH, lambda _: 0)
+
+
+@pytest.mark.parametrize("fill", [None, (0.0,)])
+def test_playing_stacks_frames_as_the_device_does(fill):
+    spec = ObservationSpec(key="state", shape=(4,), stack=3, stack_fill=fill)
+    shown = []
+
+    def act(row):
+        shown.append(row["state"])
+        return int(row["state"][-1, 2] > 0)
+
+    array = by_playing("CartPole-v1", (spec,), act, rows=200, seed=3).arrays["state"]
+    assert array.shape == (200, 3, 4)
+    assert array.dtype == np.float32
+    assert {row.shape for row in shown} == {(3, 4)}
+    follows = np.array([np.array_equal(later[:2], before[1:]) for before, later in itertools.pairwise(array)])
+    begins = array[1:][~follows]
+    assert 1 <= len(begins) < 20
+    for stack in (array[0], *begins):
+        before = stack[2] if fill is None else np.zeros(4)
+        assert np.array_equal(stack[:2], [before, before])
+        assert stack[2].any()
 
 
 def test_stacks_lie_in_front_and_joined_ones_are_taken_apart(tmp_path):
