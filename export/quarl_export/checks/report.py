@@ -5,10 +5,10 @@
 | Q01 | finite | weights, normaliser, ranges and the file's outputs are finite |
 | Q02 | ranges | every range was set, fits its values within 3 bits, and is not degenerate |
 | Q03 | saturation | at most 5 % of held-out values of any observation dimension are clipped by the input |
-| Q04 | bias | every bias fits int32 at the scale of its layer |
-| Q05 | constant | the outputs change with the observation |
+| Q04 | bias | biases fit int32 without costing the weights of their layer more than 3 bits |
+| Q05 | constant | every output that moves with the observation in float moves in the file |
 | Q06 | versions | the target runtime has every operator version |
-| Q07 | float | an integer file computes nothing in float but its ends and what was to be kept so |
+| Q07 | float | an integer file computes nothing in float but its ends and, layer by layer, what was to be kept so |
 | Q08 | custom | no operator needs a delegate or TensorFlow's own kernels |
 | Q09 | parity | the file computes what its reference computes, to the tolerance of its architecture |
 | Q10 | actions | greedy actions are those of the float policy on 75 % of held-out observations |
