@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.errors import LearnerError, RunNotFound, UsageError
+from quarl_device.files import check_target
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import export_options as given
@@ -17,7 +18,7 @@ from quarl_edge.cli.calibration import PLAY, environment, journal_observations, 
 from quarl_edge.cli.export_options import HeadName, Io, RangeKind, Runtime, Scheme
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
-from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
+from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
 from quarl_edge.extras import require_learner
 from quarl_edge.progress import Progress, Silent, make_progress
 from quarl_edge.runs import DEFAULT_ROOT, latest_policy
