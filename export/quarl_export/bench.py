@@ -49,7 +49,8 @@ class PushSpeed:
         identical: whether the bytes of every audited push had every tensor, scale and zero point of its conversion.
         audited: how many were compared.
         pushes: how many patches were timed.
-        rss_growth_bytes: resident memory after `pushes` more patches, less that before them: nothing else is made there.
+        rss_growth_bytes: resident memory after `pushes` more patches, less that before them: nothing else is
+            made in between.
     """
 
     hidden: tuple[int, ...]

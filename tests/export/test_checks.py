@@ -1,6 +1,8 @@
 """Every check fails for what it is there for, names it, and passes otherwise."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +11,28 @@ from policy_factory import dueling, image_policy, mlp, rows, tanh_actor
 from quarl_device.errors import CheckFailed
 from quarl_device.flatbuffer import read_graph
 from quarl_export.calibration import CalibrationData
-from quarl_export.checks.agreement import check_actions, check_parity, golden_tolerance_lsb, parity_limit_lsb
-from quarl_export.checks.numbers import check_biases, check_constant, check_finite, check_ranges, check_saturation
+from quarl_export.checks.agreement import (
+    MAX_REGRET,
+    MIN_AGREEMENT,
+    check_actions,
+    check_parity,
+    golden_tolerance_lsb,
+    parity_limit_lsb,
+)
+from quarl_export.checks.numbers import (
+    MAX_SATURATED,
+    check_biases,
+    check_constant,
+    check_finite,
+    check_ranges,
+    check_saturation,
+)
 from quarl_export.checks.op_versions import unknown_operators
 from quarl_export.checks.operators import check_custom, check_float, check_loads, check_versions
+from quarl_export.checks.paired import MAX_LOSS
 from quarl_export.checks.report import NAMES, CheckResult, refuse_failed
 from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.range_health import MAX_BITS_LOST
 from quarl_export.schemes import SchemeOptions, convert
 
 
@@ -327,3 +345,15 @@ def test_the_table_knows_which_runtime_loads_what(built):
     newer = dataclasses.replace(graph.operators[0], version=99)
     (found,) = unknown_operators(dataclasses.replace(graph, operators=(newer,)), "litert")
     assert str(found) == f"{newer.name} version 99 (of no known release)"
+
+
+def test_the_guides_table_has_every_check_with_its_limit():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "export.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (Q\d\d) \| (\w+) \| (.+) \|$", guide, re.MULTILINE)
+    assert [row[:2] for row in rows] == list(NAMES.items())
+    says = {code: text for code, _, text in rows}
+    assert f"within {MAX_BITS_LOST:g} bits" in says["Q02"]
+    assert f"more than {MAX_BITS_LOST:g} bits" in says["Q04"]
+    shares = {"Q03": MAX_SATURATED, "Q10": MIN_AGREEMENT, "Q11": MAX_REGRET, "Q13": MAX_LOSS}
+    for code, share in shares.items():
+        assert f"{100 * share:g} %" in says[code]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_export.calibration.play import greedy_actions
+from quarl_export.acting import MAX_ACTION_ERROR, action_errors, greedy_actions
 from quarl_export.checks.report import CheckResult, finer
 from quarl_export.checks.subject import Float32, Subject
 from quarl_export.ir import PolicyGraph
@@ -15,7 +15,6 @@ from quarl_export.ir import PolicyGraph
 # Returns were the same at 82 % (TD3 on Pendulum, a steep tanh) and lower at 48 % (DQN on CartPole, Q values near 100).
 MIN_AGREEMENT = 0.75
 MAX_REGRET = 0.05
-MAX_ACTION_ERROR = 0.05
 # Mean error in the mean distance of outputs from their average: what all observations have in common tells nothing of a
 # policy, and would hide any error below it. int16x8 and dynamic lose their bits in int8 weights.
 MAX_FLOAT_ERROR: Mapping[str, float] = {"float32": 1e-4, "float16": 1e-2, "dynamic": 0.1, "int16x8": 0.1}
@@ -121,9 +120,7 @@ def check_actions(subject: Subject, *, decided: bool = False) -> tuple[CheckResu
         limit = MAX_REGRET
         mean, told = _regret(subject, ours)
     else:
-        width = np.asarray(subject.contract.action.high) - np.asarray(subject.contract.action.low)
-        # An actuator that is fixed has no range to be off by.
-        errors = np.abs(ours - theirs).reshape(subject.count, -1) / np.where(width > 0, width, 1.0)
+        errors = action_errors(subject.contract, theirs, ours)
         agree = (errors <= MAX_ACTION_ERROR).all(axis=1)
         what, limit = (
             f"actions are within {MAX_ACTION_ERROR:.0%} of their range of the float policy's",

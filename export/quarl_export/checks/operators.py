@@ -86,7 +86,7 @@ def _kept_operators(subject: Subject) -> Iterable[_Named]:
     graph = subject.policy.graph
     for name in graph.float_layers(subject.options.keep_float):
         layer = graph.layer(name)
-        kernel = ()
+        kernel: tuple[int, ...] = ()
         if layer.kind in WEIGHTED:
             kernel = file_shape(layer, graph.weight_shapes[f"{name}/kernel"])
         for operator in _FLOAT_OPERATORS[layer.kind]:
