@@ -149,7 +149,7 @@ class Receiver:
             self._ingest.closed(device)
 
     def _born(self, device: str, state: DeviceState, known: ActorView | None) -> None:
-        if not self._ingest.opened(device, state.boot_id):
+        if not self._ingest.opened(device, state.boot_id, delivering=state.delivering):
             return
         same = known is not None and known.state.boot_id == state.boot_id
         self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known and same else None)
