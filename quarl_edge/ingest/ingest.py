@@ -180,23 +180,17 @@ class Ingest:
 
     # -- devices -----------------------------------------------------------------------------------------------------
 
-    def opened(self, device: str, boot_id: str, base: int | None = None, *, delivering: str = "") -> bool:
+    def opened(self, device: str, boot_id: str, base: int | None = None) -> None:
         """Note a birth: the device shares in the credit, and its next ack tells it where it stands.
 
         Args:
             device: its name.
-            boot_id: the life that was born.
+            boot_id: the life whose blocks it sends now.
             base: see `SessionTable.open`.
-            delivering: the life whose blocks it sends now, "" for its own.
-
-        Returns:
-            Whether this is the device's newest life; false for the late word of an earlier one.
         """
         with self._lock:
-            if not self.sessions.open(device, boot_id, base, delivering=delivering):
-                return False
-            self._join(device, delivering or boot_id)
-            return True
+            self.sessions.open(device, boot_id, base)
+            self._join(device, boot_id)
 
     def closed(self, device: str) -> None:
         """Note a death: the device no longer takes part in the credit; a later block brings it back."""
@@ -297,7 +291,7 @@ class Ingest:
             if device not in self.sessions:
                 del self._live[device]
             elif self.sessions.grant(device, min(MAX_AHEAD, max(1, share // self._live[device]))):
-                self._changed[device, self.sessions.boot_id(device)] = None
+                self._changed[device, self.sessions.active(device)] = None
 
     def _live_with_news(self) -> list[str]:
         return list(dict.fromkeys(name for name, _ in self._changed if name in self._live))

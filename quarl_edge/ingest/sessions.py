@@ -31,7 +31,6 @@ from quarl_device.wire.messages import Ack
 
 MAX_DEVICES = 4_096
 MAX_LIVES = 16
-MAX_OLD_BOOTS = 16
 MAX_REFUSED = 64
 
 
@@ -90,17 +89,13 @@ class _Device:
     """One device.
 
     Attributes:
-        boot_id: the life that it announced last.
         active: the life that credit goes to: the one whose block or announcement came last.
         lives: by boot id, the quietest first.
-        old_boots: that were announced before, newest last.
         stored_steps: see `Account`, as the two that follow.
     """
 
-    boot_id: str
     active: str
     lives: dict[str, _Life] = field(default_factory=dict)
-    old_boots: list[str] = field(default_factory=list)
     stored_steps: int = 0
     lost_steps: int = 0
     lost_blocks: int = 0
@@ -113,15 +108,6 @@ class _Device:
         if len(self.lives) > MAX_LIVES:
             del self.lives[next(iter(self.lives))]
         return life
-
-    def begin(self, boot_id: str) -> bool:
-        """A life announces itself; false for one that was followed by another."""
-        if boot_id in self.old_boots:
-            return False
-        if boot_id != self.boot_id:
-            self.old_boots = [*self.old_boots, self.boot_id][-MAX_OLD_BOOTS:]
-            self.boot_id = boot_id
-        return True
 
 
 class SessionTable:
@@ -160,25 +146,18 @@ class SessionTable:
             return Account()
         return Account(stored_steps=known.stored_steps, lost_steps=known.lost_steps, lost_blocks=known.lost_blocks)
 
-    def open(self, device: str, boot_id: str, base: int | None = None, *, delivering: str = "") -> bool:
-        """Note that `device` announced a life.
+    def open(self, device: str, boot_id: str, base: int | None = None) -> None:
+        """Note that `device` announced the life whose blocks it sends now; credit goes to it from here on.
 
         Args:
             device: its name.
             boot_id: the life.
-            base: lowest sequence of the delivered life that it can still send, if it says so.
-            delivering: the life whose blocks come now, "" for `boot_id`; the next ack is about that one.
-
-        Returns:
-            Whether it is the newest one; false for one that another one followed.
+            base: lowest sequence that it can still send, if it says so.
         """
         known = self._device(device, boot_id)
-        if not known.begin(boot_id):
-            return False
-        life = known.life(delivering or boot_id)
+        life = known.life(boot_id)
         if base is not None:
             known.lost_blocks += life.skip(base, ())
-        return True
 
     def examine(
         self, device: str, boot_id: str, sequence: int, base: int, dropped: Sequence[tuple[int, int]] = ()
@@ -265,7 +244,7 @@ class SessionTable:
             self.accept(device, boot_id, dropped)
         return verdict
 
-    def boot_id(self, device: str) -> str:
+    def active(self, device: str) -> str:
         """Return the life of `device` that was heard of last, "" for an unknown device."""
         known = self._devices.get(device)
         return "" if known is None else known.active
@@ -316,10 +295,8 @@ class SessionTable:
         """Return the table as JSON, quietest device and life first."""
         return {
             name: {
-                "boot": device.boot_id,
                 "active": device.active,
                 "lives": {boot_id: [life.expected, life.step] for boot_id, life in device.lives.items()},
-                "old": list(device.old_boots),
                 "account": [device.stored_steps, device.lost_steps, device.lost_blocks],
             }
             for name, device in self._devices.items()
@@ -345,7 +322,7 @@ class SessionTable:
 
     def _device(self, name: str, boot_id: str) -> _Device:
         """Return a device as the one that was heard of last."""
-        device = self._devices.pop(name, None) or _Device(boot_id, boot_id)
+        device = self._devices.pop(name, None) or _Device(boot_id)
         self._devices[name] = device
         if len(self._devices) > self._max_devices:
             del self._devices[next(iter(self._devices))]
@@ -353,14 +330,11 @@ class SessionTable:
 
 
 def _device_from_json(entry: Mapping[str, Any]) -> _Device:
-    boots = [entry["boot"], entry["active"], *entry["lives"], *entry["old"]]
-    if not all(isinstance(boot, str) for boot in boots):
-        raise TypeError("a boot id is not a string")
     lives = {boot_id: _Life(_int(expected), _int(step)) for boot_id, (expected, step) in entry["lives"].items()}
     if entry["active"] not in lives:
         raise ValueError("the active life is none of its lives")
     stored_steps, lost_steps, lost_blocks = map(int, entry["account"])
-    return _Device(entry["boot"], entry["active"], lives, list(entry["old"]), stored_steps, lost_steps, lost_blocks)
+    return _Device(entry["active"], lives, stored_steps, lost_steps, lost_blocks)
 
 
 def _int(value: Any) -> int | None:
