@@ -51,7 +51,7 @@ class Agent:
         session = SessionConfig(
             max_offline_s=config.max_offline_s, max_upload_bytes_per_s=config.max_upload_bytes_per_s
         )
-        self._shared = shared = Shared(outbox or MemoryOutbox(boot_id), session)
+        self._shared = shared = Shared(MemoryOutbox(boot_id) if outbox is None else outbox, session)
         named = f"{runtime.name} {runtime.version}"
         self._speaker = Speaker(config, boot_id=boot_id, link=link, shared=shared, runtime=named)
         self._listener = Listener(config, boot_id=boot_id, runtime=runtime, shared=shared, speaker=self._speaker)
