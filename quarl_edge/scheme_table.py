@@ -12,13 +12,16 @@ from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import PolicyFile
 from quarl_edge.runs import latest_policy
 from quarl_export.calibration import CalibrationData, play
+from quarl_export.calibration.play import MAX_STEPS
+from quarl_export.checks.returns import Play
 from quarl_export.importers import ImportOptions, import_policy
 from quarl_export.ir import ImportedPolicy
 from quarl_export.pipeline import ExportOptions, build_file
 from quarl_export.schemes import SchemeOptions
 
-_CALIBRATION_STEPS = 2_048
+_CALIBRATION_STEPS = 4_096
 _CALIBRATION_SEED = 5_000
+_JUDGED_EPISODES = 50
 
 SCHEME_COLUMNS: Mapping[str, SchemeOptions] = {
     "float32": SchemeOptions(scheme="float32"),
@@ -48,11 +51,12 @@ def play_source(
         JSON values: what the source says, and per scheme the file's size and return, or why there is none.
     """
     policy, path = _imported(source, folder)
-    data = play(policy, EnvSpec(env_id=source["env"]), steps=_CALIBRATION_STEPS, seed=_CALIBRATION_SEED)
+    env = EnvSpec(env_id=source["env"])
+    data = play(policy, env, steps=_CALIBRATION_STEPS, seed=_CALIBRATION_SEED)
     cells: dict[str, Any] = {}
     for number, (column, options) in enumerate(SCHEME_COLUMNS.items(), start=1):
         try:
-            cells[column] = _cell(policy, options, data, episodes=episodes, seed=seed)
+            cells[column] = _cell(policy, options, data, env, episodes=episodes, seed=seed)
         except QuarlError as error:
             cells[column] = {"error": f"{type(error).__name__}: {error.message}"}
         progress(number)
@@ -80,10 +84,13 @@ def _imported(source: Mapping[str, str], folder: Path) -> tuple[ImportedPolicy, 
 
 
 def _cell(
-    policy: ImportedPolicy, options: SchemeOptions, data: CalibrationData, *, episodes: int, seed: int
+    policy: ImportedPolicy, options: SchemeOptions, data: CalibrationData, env: EnvSpec, *, episodes: int, seed: int
 ) -> dict[str, Any]:
     # Forced: the table shows what a file is worth that a check would have stopped, and which check it was.
-    built = build_file(policy, ExportOptions(scheme=options, force=True), data=data)
+    # Judged on other episodes than those whose returns are shown.
+    judge = Play(env=env, episodes=_JUDGED_EPISODES, seed=_CALIBRATION_SEED + MAX_STEPS)
+    built = build_file(policy, ExportOptions(scheme=options, force=True), data=data, play=judge)
+    (returns,) = (check for check in built.checks if check.code == "Q13")
     file: PolicyFile = built.file
     result = evaluate(file, episodes=episodes, seed=seed)
     return {
@@ -94,4 +101,5 @@ def _cell(
         "runtime": result.runtime,
         "failed_checks": list(built.forced),
         "golden_lsb": built.golden_lsb,
+        "returns_check": dict(returns.detail),
     }

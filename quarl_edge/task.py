@@ -12,18 +12,16 @@ from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
 from quarl_device.errors import UnsupportedSpace, UsageError
 from quarl_device.wire.block_spec import BlockSpec
-from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES
+from quarl_device.wire.limits import MAX_POLICY_BYTES
 from quarl_edge.config import TrainConfig
 
 EMBEDDED_BROKER = "embedded"
 _GOLDEN_COUNT = 8
 _GOLDEN_STEPS = 256
-# Of a push, beside the policy: header, golden outputs, signature.
-_PUSH_HEADER_BYTES = 4_096
-# A flatbuffer's least structure, and that of each layer; measured, and rounded down: the template itself is measured
-# again when it is made.
+# A flatbuffer's least structure, and that of each layer; measured, and rounded down: the file itself is measured again
+# when it is made.
 _STRUCTURE_BYTES, _LAYER_BYTES = 2_500, 350
-_WIDTHS = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 4)
+_WIDTHS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 4)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,7 +94,7 @@ def check_company(config: TrainConfig, broker: str) -> None:
 
 def _check_size(config: TrainConfig, observation: ObservationSpec, action: ActionSpec) -> None:
     """Refuse a network that no push can carry before TensorFlow spends seconds, or its patience, on it."""
-    room = MAX_INLINE_PUSH_BYTES - _PUSH_HEADER_BYTES
+    room = MAX_POLICY_BYTES
     inputs, depth = observation.shape[0], len(config.hidden)
     needed = _least_bytes((inputs, *config.hidden, action.n))
     if needed <= room:

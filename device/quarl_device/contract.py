@@ -21,7 +21,13 @@ MAX_ELEMENTS = 4_194_304
 
 HeadKind = Literal["q_values", "logits", "action", "gaussian"]
 _HEADS = ("q_values", "logits", "action", "gaussian")
+_OMIT_DEFAULT = {"omit_default": True}
 _DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+
+
+def is_observation_key(key: object) -> bool:
+    """Return whether `key` may name an observation: 1-64 ASCII characters without "/"."""
+    return isinstance(key, str) and 0 < len(key) <= 64 and key.isascii() and "/" not in key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,9 @@ class ObservationSpec:
         low: lower bounds, flattened, or one value for all elements; `None` where unbounded.
         high: upper bounds, likewise.
         stack: how many frames the policy sees stacked (1: no stacking).
+        stack_fill: what the frames before an episode's first one hold, flattened, or one value for all elements, in
+            the environment's own units; `None`: the first frame itself. Not written into JSON where it is `None`, so
+            that devices and learners that do not know it read what they always did.
         tensor: name of the file's input tensor; empty where no file is meant (the learner's birth).
     """
 
@@ -44,10 +53,11 @@ class ObservationSpec:
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
     stack: int = 1
+    stack_fill: tuple[float, ...] | None = field(default=None, metadata=_OMIT_DEFAULT)
     tensor: str = ""
 
     def __post_init__(self) -> None:
-        if not self.key or len(self.key) > 64 or not self.key.isascii() or "/" in self.key:
+        if not is_observation_key(self.key):
             raise ContractError(f"bad observation key {self.key[:80]!r}: expected 1-64 ASCII characters without '/'")
         if self.dtype not in _DTYPES:
             raise ContractError(f"observation {self.key!r}: dtype {self.dtype!r} is not one of {', '.join(_DTYPES)}")
@@ -55,10 +65,12 @@ class ObservationSpec:
             raise ContractError(f"observation {self.key!r}: shape {self.shape} is not allowed")
         if not 1 <= self.stack <= 16:
             raise ContractError(f"observation {self.key!r}: stack {self.stack} is not in 1..16")
-        for bound in (self.low, self.high):
-            if bound is not None and len(bound) not in (1, math.prod(self.shape)):
+        if self.stack_fill is not None and self.stack == 1:
+            raise ContractError(f"observation {self.key!r}: a stack_fill without stacked frames")
+        for what, values in (("bounds", self.low), ("bounds", self.high), ("stack_fill values", self.stack_fill)):
+            if values is not None and len(values) not in (1, math.prod(self.shape)):
                 raise ContractError(
-                    f"observation {self.key!r}: {len(bound)} bounds for {math.prod(self.shape)} elements"
+                    f"observation {self.key!r}: {len(values)} {what} for {math.prod(self.shape)} elements"
                 )
 
 
@@ -69,8 +81,9 @@ class Normalizer:
     Attributes:
         where: "none"; "graph": a float SUB/MUL prologue in the file does it, the device does nothing;
             "device": the device does it in numpy (int8 I/O, Coral).
-        offset: per key, flattened; empty mapping for "none".
-        scale: per key, flattened; empty mapping for "none".
+        offset: per key, flattened: one value, one frame's, or those of all frames of a stack, oldest first; an empty
+            mapping for "none" and "graph".
+        scale: likewise.
         clip: what was normalised is clipped to ±clip; 0 for never. An int8 input does it by its range.
     """
 
@@ -230,7 +243,7 @@ def observation_from_json(data: Any) -> ObservationSpec:
     """Build an `ObservationSpec` from decoded JSON; raises TypeError, KeyError, ValueError or ContractError."""
     fields = dict(data)
     fields["shape"] = tuple(int(n) for n in fields["shape"])
-    for bound in ("low", "high"):
+    for bound in ("low", "high", "stack_fill"):
         if fields.get(bound) is not None:
             fields[bound] = _floats(fields[bound])
     return ObservationSpec(**fields)
@@ -266,9 +279,14 @@ def _floats(values: Sequence[Any]) -> tuple[float, ...]:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if _is_told(f, value)}
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return value
+
+
+def _is_told(known: dataclasses.Field[Any], value: Any) -> bool:
+    """Return whether JSON has this field: one that came later has not while it says nothing new."""
+    return not known.metadata.get("omit_default") or getattr(value, known.name) != known.default

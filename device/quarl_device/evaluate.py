@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -87,25 +87,15 @@ def evaluate(
     contract = policy_file.contract
     spec = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
     if not spec.env_id:
-        raise UsageError("the policy file names no environment", hint="name one with --env")
+        raise UsageError("the policy file names no environment", hint="name one with --env ID")
     policy = Policy.load(policy_file, runtime=runtime)
     world = make_single(spec, allow_module=allow_module)
-    returns: list[float] = []
-    times: list[int] = []
-    steps = 0
     try:
         check_matches(world, contract.observations, contract.action)
-        player = _Player(world, policy)
-        for number in range(episodes):
-            result = _episode(player, seed=seed + number, stop=stop, times=times, where=f"episode {number}")
-            if result is None:
-                break
-            returns.append(result[0])
-            steps += result[1]
-            if progress is not None:
-                progress(number + 1)
+        played = _play(_Player(world, policy), episodes=episodes, seed=seed, stop=stop, progress=progress)
     finally:
         world.close()
+    returns, times = played.returns, played.act_ns
     return Evaluation(
         env_id=spec.env_id,
         episodes=len(returns),
@@ -116,8 +106,37 @@ def evaluate(
         runtime=policy.runtime_name,
         sha256=policy_file.sha256,
         act_us_p50=round(float(np.median(times)) / 1e3, 3) if times else 0.0,
-        steps=steps,
+        steps=played.steps,
     )
+
+
+@dataclass
+class _Played:
+    """What the completed episodes came to, and how long some of the actions took."""
+
+    returns: list[float] = field(default_factory=list)
+    act_ns: list[int] = field(default_factory=list)
+    steps: int = 0
+
+
+def _play(
+    player: _Player,
+    *,
+    episodes: int,
+    seed: int,
+    stop: Callable[[], bool] | None,
+    progress: Callable[[int], None] | None,
+) -> _Played:
+    played = _Played()
+    for number in range(episodes):
+        result = _episode(player, seed=seed + number, stop=stop, times=played.act_ns, where=f"episode {number}")
+        if result is None:
+            break
+        played.returns.append(result[0])
+        played.steps += result[1]
+        if progress is not None:
+            progress(number + 1)
+    return played
 
 
 class _Player:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from quarl_device.errors import QuarlError
+from quarl_device.errors import ModelError, QuarlError
 
 _PIPE_TIMEOUT_S = 5.0
 
@@ -34,6 +36,16 @@ def read_capped(path: Path, *, cap_bytes: int, error: type[QuarlError], what: st
     if len(data) > cap_bytes:
         raise error(f"{what} is over its cap of {cap_bytes:,} bytes: {path}")
     return data
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the name of a file before what is said of its content."""
+    try:
+        yield
+    except ModelError as error:
+        error.message = f"{path}: {error.message}"
+        raise
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

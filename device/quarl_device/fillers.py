@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.errors import ContractError
-from quarl_device.preprocess import InputBinding, frame_slots, normalized, stored
+from quarl_device.frame_stack import FrameHistory, fill_frame
+from quarl_device.preprocess import InputBinding, normalized, stack_view, stored
 
 Array = NDArray[Any]
-Encode = Callable[[Any, Array], None]
+Float32 = NDArray[np.float32]
+Encode = Callable[[Any], None]
 _SIGN = np.uint8(0x80)
+_ROUND = 1.5 * 2**23
+"""A float32 of less than 2**22, added to this, is an integer in its lowest bits: the nearest, of two the even one."""
+
+_FEW = 1024
+"""Up to so many numbers one call of numpy is faster than several with longer inner loops."""
 
 
 class Filler:
@@ -26,105 +33,126 @@ class Filler:
     Attributes:
         buffer: [B, *tensor shape] in the tensor's dtype, B = 1 without a batch: what the runtime is given.
         fill: takes one observation [*shape], or [batch_size, *shape], as the environment gives it. With a stack, one
-            frame; the earlier ones are remembered.
+            frame of each environment; the earlier ones are remembered.
     """
 
-    fill: Callable[[Any], None]
+    fill: Encode
 
     def __init__(self, binding: InputBinding, *, batch_size: int | None = None) -> None:
-        stack, frame = binding.spec.stack, binding.spec.shape
-        if stack > 1 and batch_size is not None:
-            raise ContractError(f"observation {binding.spec.key!r}: a stack of {stack} frames is of one environment")
+        single = batch_size is None
         self.buffer: Array = np.zeros((batch_size or 1, *binding.shape), binding.dtype)
-        slots = frame_slots(binding, self.buffer)
-        self._begins = True
-        if batch_size is not None:
-            self.fill = _batch_fill(slots[0], _encoder(binding, (batch_size, *frame)))
-        elif stack == 1:
-            self.fill = _single_fill(slots[0][0, ...], _encoder(binding, frame))
+        self._history: FrameHistory | None = None
+        stacks = np.moveaxis(stack_view(binding, self.buffer), 1, 0)
+        if binding.spec.stack > 1:
+            self._history, self.fill = _stacking(binding, stacks, single=single)
         else:
-            self._frames = np.zeros((stack, *frame), binding.dtype)
-            self._slots = [slot[0, ...] for slot in slots]
-            self._encode = _encoder(binding, frame)
-            self._newest = 0
-            self.fill = self._push
+            self.fill = _of_frames(binding, stacks[0], single=single)
 
-    def begin_episode(self) -> None:
-        """Forget the frames of the last episode: the next one fills the whole stack."""
-        self._begins = True
-
-    def _push(self, observation: Any) -> None:
-        stack = len(self._slots)
-        self._newest = newest = (self._newest + 1) % stack
-        self._encode(observation, self._frames[newest, ...])
-        if self._begins:
-            self._frames[...] = self._frames[newest].copy()
-            self._begins = False
-        for age, slot in enumerate(reversed(self._slots)):
-            slot[...] = self._frames[(newest - age) % stack, ...]
+    def begin(self, starts: NDArray[np.bool_] | None = None) -> None:
+        """Forget the frames so far, of all environments or of those whose `starts` [B] is true."""
+        if self._history is not None:
+            self._history.begin(starts)
 
 
-def _single_fill(row: Array, encode: Encode | None) -> Callable[[Any], None]:
-    if encode is _copy:
+def _stacking(binding: InputBinding, stacks: Array, *, single: bool) -> tuple[FrameHistory, Encode]:
+    """Return the frames' memory and what takes one frame of each environment into `stacks` [stack, B, *shape]."""
+    before = fill_frame(binding.spec)
+    # A normaliser that differs from place to place in the stack can only be applied after stacking.
+    late = binding.by_frame
+    if before is not None:
+        before = before.astype(np.float32) if late else stored(binding, normalized(binding, before))
+    depth, envs, *shape = stacks.shape
+    dtype = np.dtype(np.float32) if late else binding.dtype
+    history = FrameHistory(depth=depth, envs=envs, shape=tuple(shape), dtype=dtype, fill=before)
+    place = _copier if late else _encoder
+    keep = _of_frames(binding, history.latest, single=single, encoder=place)
+    push, windows = history.push, history.windows
+    if late or stacks.size <= _FEW:
+        finish = _encoder(binding, stacks) if late else _copier(binding, stacks)
 
         def fill(observation: Any) -> None:
-            row[...] = observation
+            keep(observation)
+            finish(windows[push()])
 
-        return fill
+        return history, fill
 
-    def fill_encoded(observation: Any) -> None:
-        encode(observation, row)  # type: ignore[misc]
+    planes = [list(zip(_planes(binding, stacks), _planes(binding, window), strict=True)) for window in windows]
 
-    return fill_encoded
+    def fill_images(observation: Any) -> None:
+        keep(observation)
+        for into, plane in planes[push()]:
+            into[...] = plane
+
+    return history, fill_images
 
 
-def _batch_fill(rows: Array, encode: Encode) -> Callable[[Any], None]:
-    shape = rows.shape
+def _planes(binding: InputBinding, stacks: Array) -> list[Array]:
+    """Cut [stack, B, *shape] into what is copied at once: single channels of images, single frames of all else.
+
+    Frames lie element beside element in a tensor; copied whole, numpy's inner loop would be as short as the stack.
+    """
+    if len(binding.spec.shape) < 3:
+        return list(stacks)
+    channels = 2 if binding.layout == "channels_last" else -1
+    return [plane for frames in np.moveaxis(stacks, channels, 1) for plane in frames]
+
+
+def _of_frames(
+    binding: InputBinding,
+    frames: Array,
+    *,
+    single: bool,
+    encoder: Callable[[InputBinding, Array], Encode] | None = None,
+) -> Encode:
+    """Return what writes observations into `frames` [B, *shape]; of one environment, without the axis B."""
+    encoder = encoder or _encoder
+    if single:
+        return encoder(binding, frames[0, ...])
+    encode, shape = encoder(binding, frames), frames.shape
 
     def fill(observations: Any) -> None:
         # Without the reshape, one row would be broadcast to all.
-        encode(observations.reshape(shape), rows)
+        encode(observations.reshape(shape))
 
     return fill
 
 
-def _copy(observation: Any, into: Array) -> None:
-    into[...] = observation
+def _copier(_: InputBinding, into: Array) -> Encode:
+    def copy(observation: Any) -> None:
+        into[...] = observation
+
+    return copy
 
 
-def _encoder(binding: InputBinding, shape: tuple[int, ...]) -> Encode:
-    """Return what normalises and quantizes `shape` numbers into a view of the tensor, in kept memory."""
-    if not binding.scale and binding.factor is None:
-        return _copy
-    uniform = binding.factor is None or (binding.factor.ndim == 0 and binding.offset is not None)
-    if (
-        binding.scale
-        and binding.spec.dtype == "uint8"
-        and uniform
-        and (binding.offset is None or not binding.offset.ndim)
-    ):
-        return _table_encoder(binding, shape)
-    return _arithmetic_encoder(binding, np.empty(shape, np.float32))
+def _encoder(binding: InputBinding, into: Array) -> Encode:
+    """Return what normalises and quantizes numbers of the shape of `into`, a view of the tensor, in kept memory."""
+    if not binding.scale:
+        return _float_encoder(binding, into)
+    alike = all(part is None or not part.ndim for part in (binding.offset, binding.factor))
+    if binding.spec.dtype == "uint8" and alike:
+        return _table_encoder(binding, into)
+    return _integer_encoder(binding, into)
 
 
-def _table_encoder(binding: InputBinding, shape: tuple[int, ...]) -> Encode:
+def _table_encoder(binding: InputBinding, into: Array) -> Encode:
     """Return the encoder of images: each of the 256 values has one answer."""
     values = np.arange(256, dtype=np.uint8)
     table = stored(binding, normalized(binding, values))
     if np.array_equal(table, values):
-        return _copy
+        return _copier(binding, into)
     if binding.dtype == np.int8 and np.array_equal(table.view(np.uint8), values ^ _SIGN):
-        work = np.empty(shape, np.uint8)
+        work = np.empty(into.shape, np.uint8)
+        shifted = work.view(np.int8)
 
-        def shift(observation: Any, into: Array) -> None:
+        def shift(observation: Any) -> None:
             np.bitwise_xor(observation, _SIGN, out=work, casting="unsafe")
-            into[...] = work.view(np.int8)
+            into[...] = shifted
 
         return shift
     # `take` would make indices of its own type in every call.
-    index, found = np.empty(shape, np.intp), np.empty(shape, binding.dtype)
+    index, found = np.empty(into.shape, np.intp), np.empty(into.shape, binding.dtype)
 
-    def look_up(observation: Any, into: Array) -> None:
+    def look_up(observation: Any) -> None:
         index[...] = observation
         np.take(table, index, out=found, mode="clip")
         into[...] = found
@@ -132,50 +160,89 @@ def _table_encoder(binding: InputBinding, shape: tuple[int, ...]) -> Encode:
     return look_up
 
 
-def _arithmetic_encoder(binding: InputBinding, work: NDArray[np.float32]) -> Encode:
-    steps: list[tuple[np.ufunc, Any]] = []
-    if binding.factor is not None:
-        steps += [(np.subtract, binding.offset), (np.multiply, binding.factor)]
-    if not binding.scale:
-        if binding.factor is not None and binding.clip:
-            steps += [(np.maximum, -binding.clip), (np.minimum, binding.clip)]
-        return _float_encoder(work, _operands(steps))
-    inverse = np.float32(1.0) / np.float32(binding.scale)
-    before = _operands([*steps, (np.multiply, inverse)])
-    after = _operands([*([(np.add, binding.zero_point)] if binding.zero_point else []), *_clamps(binding, inverse)])
-    rint, copyto = np.rint, np.copyto
+def _float_encoder(binding: InputBinding, into: Array) -> Encode:
+    if binding.offset is None or binding.factor is None:
+        return _copier(binding, into)
+    work = np.empty(into.shape, np.float32)
+    offset, factor = (_spread(part, binding, into) for part in (binding.offset, binding.factor))
+    subtract, multiply, maximum, minimum = np.subtract, np.multiply, np.maximum, np.minimum
 
-    def encode(observation: Any, into: Array) -> None:
+    def encode(observation: Any) -> None:
         work[...] = observation
-        for ufunc, operand in before:
-            ufunc(work, operand, out=work)
-        rint(work, out=work)
-        for ufunc, operand in after:
-            ufunc(work, operand, out=work)
-        copyto(into, work, casting="unsafe")
-
-    return encode
-
-
-def _clamps(binding: InputBinding, inverse: np.float32) -> list[tuple[np.ufunc, Any]]:
-    """Return the tensor's limits, narrowed by the normaliser's clip: what follows that clip only ever grows with it."""
-    low, high = (float(limit) for limit in binding.limits)
-    if binding.clip:
-        reach = np.rint(np.float32(binding.clip) * inverse)
-        low, high = max(low, float(binding.zero_point - reach)), min(high, float(binding.zero_point + reach))
-    return [(np.maximum, low), (np.minimum, high)]
-
-
-def _operands(steps: list[tuple[np.ufunc, Any]]) -> tuple[tuple[np.ufunc, NDArray[np.float32]], ...]:
-    # A Python or numpy scalar costs a conversion in every call.
-    return tuple((ufunc, np.array(operand, np.float32)) for ufunc, operand in steps)
-
-
-def _float_encoder(work: NDArray[np.float32], steps: tuple[tuple[np.ufunc, NDArray[np.float32]], ...]) -> Encode:
-    def encode(observation: Any, into: Array) -> None:
-        work[...] = observation
-        for ufunc, operand in steps:
-            ufunc(work, operand, out=work)
+        subtract(work, offset, work)
+        multiply(work, factor, work)
         into[...] = work
 
-    return encode
+    if not binding.clip:
+        return encode
+    low, high = (np.full(into.shape, limit, np.float32) for limit in (-binding.clip, binding.clip))
+
+    def encode_clipped(observation: Any) -> None:
+        work[...] = observation
+        subtract(work, offset, work)
+        multiply(work, factor, work)
+        maximum(work, low, out=work)
+        minimum(work, high, out=into)
+
+    return encode_clipped
+
+
+def _integer_encoder(binding: InputBinding, into: Array) -> Encode:
+    """Return the encoder of an integer tensor.
+
+    A call of numpy costs more than its work on the few numbers of most observations, so there is one call less where
+    adding `_ROUND` rounds: the integers are then the low bytes of the floats, and the zero point is added to these,
+    modulo their size, on the way into the tensor.
+    """
+    flat = np.empty(into.size, np.float32)
+    work = flat.reshape(into.shape)
+    width = flat.itemsize // binding.dtype.itemsize
+    lowest = 0 if sys.byteorder == "little" else width - 1
+    integers = flat.view(binding.dtype)[lowest::width].reshape(into.shape)
+    inverse = np.full(into.shape, np.float32(1.0) / np.float32(binding.scale), np.float32)
+    low, high = (np.full(into.shape, limit, np.float32) for limit in _reach(binding))
+    rounding = np.full(into.shape, _ROUND, np.float32)
+    zero_point = np.full(into.shape, binding.zero_point, binding.dtype)
+    subtract, multiply, maximum, minimum, add = np.subtract, np.multiply, np.maximum, np.minimum, np.add
+
+    def encode(observation: Any) -> None:
+        work[...] = observation
+        multiply(work, inverse, work)
+        maximum(work, low, out=work)
+        minimum(work, high, out=work)
+        add(work, rounding, work)
+        add(integers, zero_point, into)
+
+    if binding.offset is None or binding.factor is None:
+        return encode
+    offset, factor = (_spread(part, binding, into) for part in (binding.offset, binding.factor))
+
+    def encode_normalized(observation: Any) -> None:
+        work[...] = observation
+        subtract(work, offset, work)
+        multiply(work, factor, work)
+        multiply(work, inverse, work)
+        maximum(work, low, out=work)
+        minimum(work, high, out=work)
+        add(work, rounding, work)
+        add(integers, zero_point, into)
+
+    return encode_normalized
+
+
+def _spread(part: Float32, binding: InputBinding, into: Array) -> Float32:
+    """Return an offset or factor in the shape of `into`, [*shape], [B, *shape] or [stack, B, *shape]."""
+    by_frame = part.ndim > len(binding.spec.shape)
+    return np.broadcast_to(part[:, None] if by_frame else part, into.shape).copy()
+
+
+def _reach(binding: InputBinding) -> tuple[float, float]:
+    """Return the limits of a value in steps from the zero point: those of the tensor, or of the normaliser's clip.
+
+    To clip before rounding is the same: the limits are integers, and rounding only ever grows with its value.
+    """
+    low, high = (float(limit - binding.zero_point) for limit in binding.limits)
+    if binding.clip:
+        reach = float(np.rint(np.float32(binding.clip) * (np.float32(1.0) / np.float32(binding.scale))))
+        low, high = max(low, -reach), min(high, reach)
+    return low, high

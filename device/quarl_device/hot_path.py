@@ -68,10 +68,14 @@ def _results_of_one(key: str, fill: Callable[[Any], None], buffer: Array, infer:
     return bare if key == BARE_KEY else named
 
 
-def batch_results(inputs: tuple[InputBinding, ...], model: LoadedModel) -> Callable[[Any], Any]:
-    """Return the same for [batch_size, *shape] observations, or a dict of such."""
-    fillers = [Filler(binding, batch_size=model.batch_size) for binding in inputs]
-    return results_of(inputs, fillers, model.infer)
+def filled_act(fill: Callable[[Any], None], buffer: Array, infer: Infer, decide: Decide) -> Act:
+    """Return the hot path of an observation that is no dict, with as few Python calls as there can be."""
+
+    def act(observation: Any) -> Any:
+        fill(observation)
+        return decide(infer(buffer))
+
+    return act
 
 
 def plain_index(infer: Infer, buffer: Array, row: Array, n: int, start: int) -> Act:

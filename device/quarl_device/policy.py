@@ -31,9 +31,9 @@ from quarl_device.hot_path import (
     BARE_KEY,
     Act,
     RowByRow,
-    batch_results,
     compose,
     copies,
+    filled_act,
     plain_act,
     plain_batch,
     plain_index,
@@ -65,7 +65,8 @@ class Policy:
         act: one observation to the greedy action of the environment's space.
         act_index: the same, but a discrete action is counted from 0 without the space's `start`, as it travels.
         act_batch: [batch_size, *shape] observations, or a dict of such, to [batch_size] greedy action indices in the
-            wire's dtype, or to [batch_size, *shape] box actions. Not for stacked frames.
+            wire's dtype, or to [batch_size, *shape] box actions. Of stacked frames, it remembers those of each of
+            the batch_size environments, apart from those that `act` remembers; see `begin_episodes`.
         stochastic: whether the head has a distribution to sample from.
     """
 
@@ -81,7 +82,9 @@ class Policy:
         self.inputs = bind_inputs(contract, file.graph)
         self.tensor_shape = self.inputs[0].shape
         self._outputs = bind_outputs(contract, file.graph)
+        self._is_bare = len(self.inputs) == 1 and self.inputs[0].spec.key == BARE_KEY
         self._fillers = [Filler(binding) for binding in self.inputs]
+        self._batch_fillers: list[Filler] = []
         self._results = results_of(self.inputs, self._fillers, model.infer)
         self.stochastic = contract.head.kind in ("logits", "gaussian")
         self.act_index, self.act, self._sample = self._single()
@@ -111,13 +114,12 @@ class Policy:
 
         Raises:
             ModelFileError: the lint or the runtime refuses the file.
-            UnsupportedSpace: a head that cannot act in its space, or a batch of stacked frames.
+            UnsupportedSpace: a head that cannot act in its space.
             SelfTestError: the answers differ by more than their tolerance.
             ContractError: there are no answers to check, or a tensor does not take its observation.
             MissingRuntime: no runtime is installed.
         """
         check_head(file.contract)
-        _check_batch(file.contract, batch_size)
         check_runnable(file.graph)
         runtime = runtime or find_runtime()
         load = functools.partial(
@@ -141,7 +143,12 @@ class Policy:
     def begin_episode(self) -> None:
         """Say that the next observation is an episode's first: stacked frames of the last one are forgotten."""
         for filler in self._fillers:
-            filler.begin_episode()
+            filler.begin()
+
+    def begin_episodes(self, starts: NDArray[np.bool_] | None = None) -> None:
+        """Say the same of `act_batch`'s environments: of all, or of those whose `starts` [batch_size] is true."""
+        for filler in self._batch_fillers:
+            filler.begin(starts)
 
     def sample(self, observation: Any, rng: np.random.Generator) -> Any:
         """Return an action drawn from the policy's distribution, as `act` returns the greedy one.
@@ -172,6 +179,8 @@ class Policy:
 
     def _joined(self, decide: Decide) -> Act:
         row = plain_row(self.inputs, self._fillers)
+        if row is None and self._is_bare:
+            return filled_act(self._fillers[0].fill, self._fillers[0].buffer, self.model.infer, decide)
         if row is None:
             return compose(self._results, decide)
         return plain_act(self.model.infer, self._fillers[0].buffer, row, decide)
@@ -183,11 +192,10 @@ class Policy:
             decide = BoxHead(contract, self._outputs, shape=(rows, *contract.action.shape)).greedy
         else:
             decide = greedy_indices(self._outputs[0], rows, np.dtype(contract.action.dtype))
-        if any(binding.spec.stack > 1 for binding in self.inputs):
-            return _no_batch
-        if len(self.inputs) == 1 and self.inputs[0].spec.key == BARE_KEY and copies(self.inputs[0]):
+        if self._is_bare and self.inputs[0].spec.stack == 1 and copies(self.inputs[0]):
             return plain_batch(model.infer, (rows, *self.inputs[0].shape), self.inputs[0], decide)
-        return compose(batch_results(self.inputs, model), decide)
+        self._batch_fillers = [Filler(binding, batch_size=rows) for binding in self.inputs]
+        return compose(results_of(self.inputs, self._batch_fillers, model.infer), decide)
 
 
 def run_self_test(
@@ -230,15 +238,3 @@ def run_self_test(
             hint="the file is damaged, or this runtime computes otherwise than the one that recorded it",
         )
     return worst
-
-
-def _check_batch(contract: PolicyContract, batch_size: int) -> None:
-    stacked = [spec.key for spec in contract.observations if spec.stack > 1]
-    if stacked and batch_size != 1:
-        raise UnsupportedSpace(
-            f"observation {stacked[0]!r} is a stack of frames, which this version keeps for one environment at a time"
-        )
-
-
-def _no_batch(_: Any) -> Any:
-    raise UnsupportedSpace("this version stacks frames for one environment at a time")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import PolicyContract
 from quarl_device.errors import ContractError, ModelFileError
-from quarl_device.files import read_capped
+from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, Tensor, read_graph
 from quarl_device.heads import action_size, bind_outputs
 from quarl_device.preprocess import bind_inputs
@@ -137,8 +137,18 @@ class PolicyFile:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_policy(data: bytes) -> PolicyFile:
+def forced_checks(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the codes of checks that failed when the file was written with --force, () where none are named."""
+    codes = provenance.get("forced")
+    return tuple(str(code)[:8] for code in codes[:32]) if isinstance(codes, list) else ()
+
+
+def read_policy(data: bytes, *, sha256: str = "") -> PolicyFile:
     """Return the policy in a file's bytes, of any origin.
+
+    Args:
+        data: the file.
+        sha256: its digest where the caller has just computed it: of a large file that takes milliseconds.
 
     Raises:
         ModelFileError: not a TFLite file, damaged, or over the cap.
@@ -161,7 +171,7 @@ def read_policy(data: bytes) -> PolicyFile:
         graph=graph,
         contract=contract,
         golden=golden,
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=sha256 or hashlib.sha256(data).hexdigest(),
         provenance=provenance,
     )
 
@@ -173,7 +183,9 @@ def read_policy_path(path: Path | str) -> PolicyFile:
         ModelFileError: missing, a directory, unreadable, over the cap, not TFLite, damaged.
         ContractError: no contract, or one that does not fit the file's tensors.
     """
-    return read_policy(read_capped(Path(path), cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="policy file"))
+    data = read_capped(Path(path), cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="policy file")
+    with naming(Path(path)):
+        return read_policy(data)
 
 
 def encode_metadata(contract: PolicyContract, golden: GoldenVectors, provenance: Mapping[str, Any]) -> bytes:

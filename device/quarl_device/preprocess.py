@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import Normalizer, ObservationSpec, PolicyContract
 from quarl_device.errors import ContractError
 from quarl_device.flatbuffer import Graph, Tensor
+from quarl_device.frame_stack import fill_frame
 
 Array = NDArray[Any]
 Layout = Literal["joined", "new_axis", "channels_last"]
@@ -36,7 +37,8 @@ class InputBinding:
         dtype: dtype of the tensor.
         scale: of a quantized tensor; 0 for float32.
         zero_point: of a quantized tensor.
-        offset: float32, broadcast against one frame; `None` where the device does not normalise.
+        offset: float32, of () or [*shape], or of [stack, *shape] where it differs from frame to frame; `None` where the
+            device does not normalise.
         factor: likewise; `(frame - offset) * factor`.
         clip: what was normalised is clipped to ±clip; 0 for never.
         layout: where the frames of a stack lie: "joined" along the last axis, oldest first, "new_axis" after it, or
@@ -53,6 +55,11 @@ class InputBinding:
     factor: NDArray[np.float32] | None = None
     clip: float = 0.0
     layout: Layout = "joined"
+
+    @property
+    def by_frame(self) -> bool:
+        """Whether the normaliser differs from frame to frame of a stack."""
+        return any(part is not None and part.ndim > len(self.spec.shape) for part in (self.offset, self.factor))
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -78,6 +85,7 @@ def bind_inputs(contract: PolicyContract, graph: Graph | None = None) -> tuple[I
 def _bind(spec: ObservationSpec, tensor: Tensor | None, normalizer: Normalizer) -> InputBinding:
     shape = tensor.shape[1:] if tensor is not None else _joined_shape(spec)
     scale, zero_point = _quantization(spec, tensor)
+    fill_frame(spec)  # only to refuse what it cannot make
     offset, factor = _normalizer(spec, normalizer)
     return InputBinding(
         spec=spec,
@@ -88,7 +96,7 @@ def _bind(spec: ObservationSpec, tensor: Tensor | None, normalizer: Normalizer) 
         offset=offset,
         factor=factor,
         clip=normalizer.clip if factor is not None else 0.0,
-        layout=_layout(spec, shape),
+        layout=layout_of(spec, shape),
     )
 
 
@@ -110,17 +118,21 @@ def _normalizer(
     if normalizer.where != "device" or spec.key not in normalizer.scale:
         return None, None
     size = int(np.prod(spec.shape, dtype=np.int64))
+    # The last of equal sizes would win, and one value is for all elements.
+    shapes = {size * spec.stack: (spec.stack, *spec.shape), size: spec.shape, 1: ()}
     parts = []
     for name, values in (("offset", normalizer.offset[spec.key]), ("scale", normalizer.scale[spec.key])):
-        if len(values) not in (1, size):
+        if len(values) not in shapes:
+            frames = f", or {size * spec.stack} (all {spec.stack} frames)" if spec.stack > 1 else ""
             raise ContractError(
-                f"normaliser: {name} of {spec.key!r} has {len(values)} elements, expected 1 or {size} (one frame)"
+                f"normaliser: {name} of {spec.key!r} has {len(values)} elements, "
+                f"expected 1 or {size} (one frame){frames}"
             )
         with np.errstate(over="ignore"):
             array = np.array(values, np.float64).astype(np.float32)
         if not np.isfinite(array).all():
             raise ContractError(f"normaliser: {name} of {spec.key!r} is not finite in float32")
-        parts.append(array.reshape(spec.shape) if array.size == size else array.reshape(()))
+        parts.append(array.reshape(shapes[array.size]))
     return parts[0], parts[1]
 
 
@@ -130,7 +142,12 @@ def _joined_shape(spec: ObservationSpec) -> tuple[int, ...]:
     return (*spec.shape[:-1], spec.shape[-1] * spec.stack)
 
 
-def _layout(spec: ObservationSpec, shape: tuple[int, ...]) -> Layout:
+def layout_of(spec: ObservationSpec, shape: tuple[int, ...]) -> Layout:
+    """Return where the frames of a stack lie in a tensor of `shape`, without batch.
+
+    Raises:
+        ContractError: they do not fit.
+    """
     frame, stack = spec.shape, spec.stack
     if shape == _joined_shape(spec):
         return "joined"
@@ -146,21 +163,16 @@ def _layout(spec: ObservationSpec, shape: tuple[int, ...]) -> Layout:
     return "joined"
 
 
-def frame_slots(binding: InputBinding, buffer: Array) -> list[Array]:
-    """Return, per frame of the stack, oldest first, the view [B, *frame] of `buffer` [B, *tensor shape]."""
+def stack_view(binding: InputBinding, buffer: Array) -> Array:
+    """Return `buffer` [B, *tensor shape] as a view [B, stack, *frame], oldest frame first, to be written into."""
     spec, rows = binding.spec, buffer.shape[0]
     if binding.layout == "new_axis":
-        return [buffer[..., n] for n in range(spec.stack)]
+        return np.moveaxis(buffer, -1, 1)
     if binding.layout == "channels_last":
-        channels = spec.shape[0]
-        parts = [buffer[..., n * channels : (n + 1) * channels] for n in range(spec.stack)]
-        return [np.moveaxis(part, -1, 1) for part in parts]
-    # A view in the observation's own shape: assignment casts and copies without reshaping.
-    joined = buffer.reshape(rows, *_joined_shape(spec))
-    if not spec.shape:
-        return [joined[:, n] for n in range(spec.stack)]
-    width = spec.shape[-1]
-    return [joined[..., n * width : (n + 1) * width] for n in range(spec.stack)]
+        channels, *area = spec.shape
+        return np.moveaxis(buffer.reshape(rows, *area, spec.stack, channels), (-2, -1), (1, 2))
+    width = spec.shape[-1:]
+    return np.moveaxis(buffer.reshape(rows, *spec.shape[:-1], spec.stack, *width), -1 - len(width), 1)
 
 
 def to_tensor(binding: InputBinding, observations: Array) -> Array:
@@ -180,32 +192,15 @@ def to_tensor(binding: InputBinding, observations: Array) -> Array:
     frames = np.asarray(observations).reshape(len(observations), spec.stack, *spec.shape)
     values = stored(binding, normalized(binding, frames))
     buffer = np.empty((len(frames), *binding.shape), binding.dtype)
-    for number, slot in enumerate(frame_slots(binding, buffer)):
-        slot[...] = values[:, number]
+    stack_view(binding, buffer)[...] = values
     return buffer
 
 
-def saturated_share(binding: InputBinding, observations: Array) -> NDArray[np.float64]:
-    """Return, per element of a frame, the share of observations that a quantized input cannot hold.
-
-    Args:
-        binding: which tensor; a float32 input holds everything.
-        observations: [B, *shape], single frames.
-
-    Returns:
-        float64 [*shape], 0..1.
-    """
-    frames = np.asarray(observations).reshape(len(observations), *binding.spec.shape)
-    if not binding.scale:
-        return np.zeros(binding.spec.shape)
-    low, high = binding.limits
-    steps = _steps(binding, normalized(binding, frames))
-    share: NDArray[np.float64] = ((steps < low) | (steps > high)).mean(axis=0)
-    return share
-
-
 def normalized(binding: InputBinding, frames: Array) -> NDArray[np.float32]:
-    """Return frames [..., *shape] of any dtype in float32, normalised where the device does it."""
+    """Return frames [..., *shape] of any dtype in float32, normalised where the device does it.
+
+    Where the normaliser differs from frame to frame, [..., stack, *shape].
+    """
     values = frames.astype(np.float32)
     if binding.offset is not None and binding.factor is not None:
         values = (values - binding.offset) * binding.factor

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
 from quarl_device.errors import UsageError
 from quarl_device.policy import Policy
-from quarl_device.policy_file import read_policy
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.runtime.bench import act_latency
+from quarl_export.converter import Io
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
 from quarl_export.ir.reference import run_graph
 from quarl_export.pipeline import ExportOptions, build_file
@@ -28,9 +29,10 @@ from quarl_export.template import Template
 
 OBSERVATION_SIZE = 8
 NUM_ACTIONS = 4
+PIXELS = 84
 MAX_HIDDEN_LAYERS, MAX_UNITS = 16, 8_192
 _KEY, _HEAD = "observation", "q_values"
-_CALIBRATION_ROWS = 64
+_CALIBRATION_ROWS, _STACK = 64, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,10 @@ class ActSpeed:
     """What `act_speed` measured; its fields are the keys of `--format json`.
 
     Attributes:
-        hidden: sizes of the hidden layers.
-        act_us_p50: raw observation in, action out, int8, normaliser in the file.
+        hidden: sizes of the hidden dense layers.
+        io: what the int8 file takes and gives: with "float32" its normaliser is in the file, else on the device.
+        observation: what one observation is.
+        act_us_p50: raw observation in, action out, int8.
         raw_us_p50: the runtime's set, invoke and get on the same model, in alternation.
         ratio: `act_us_p50 / raw_us_p50`.
         float_us_p50: raw observation in, action out, of a float32 file of the same network.
@@ -74,6 +78,8 @@ class ActSpeed:
     """
 
     hidden: tuple[int, ...]
+    io: str
+    observation: str
     act_us_p50: float
     raw_us_p50: float
     ratio: float
@@ -91,13 +97,13 @@ def dense_policy(hidden: Sequence[int], *, seed: int = 0) -> ImportedPolicy:
         raise UsageError(f"hidden {tuple(hidden)}: expected 1-{MAX_HIDDEN_LAYERS} layers of 1-{MAX_UNITS} units")
     rng = np.random.default_rng(seed)
     widths = (OBSERVATION_SIZE, *hidden, NUM_ACTIONS)
-    layers, weights, source = [], {}, _KEY
+    layers: list[Layer] = []
+    weights: dict[str, NDArray[np.float32]] = {}
+    source = _KEY
     for index, (inputs, units) in enumerate(itertools.pairwise(widths)):
         name = _HEAD if index == len(hidden) else f"hidden_{index}"
         layers.append(Layer(name=name, kind="dense", inputs=(source,)))
-        limit = np.sqrt(6.0 / inputs)
-        weights[f"{name}/kernel"] = rng.uniform(-limit, limit, (inputs, units)).astype(np.float32)
-        weights[f"{name}/bias"] = rng.uniform(-0.1, 0.1, units).astype(np.float32)
+        weights |= _random_weights(rng, name, (inputs, units))
         source = name
         if index < len(hidden):
             source = f"{name}_relu"
@@ -172,31 +178,85 @@ def push_speed(
 
 
 def act_speed(
-    hidden: Sequence[int],
+    policy: ImportedPolicy,
     *,
+    io: Io = "float32",
     calls: int = 20_000,
     runtime: PolicyRuntime | None = None,
 ) -> ActSpeed:
-    """Time one action of a dense ReLU policy, int8 and float, beside the runtime's bare call.
+    """Time one action of a policy, int8 and float, beside the runtime's bare call.
 
     Args:
-        hidden: sizes of the hidden layers.
+        policy: `dense_policy` or `pixel_policy`.
+        io: of the int8 file.
         calls: of each kind.
         runtime: by default the first that works here.
 
     Raises:
-        UsageError: sizes or counts out of range.
+        UsageError: counts out of range.
         MissingRuntime: none works here.
     """
-    policy = dense_policy(hidden)
-    template = Template.from_model(policy, verify=False).with_contract(policy, policy.golden_observations)
-    int8 = act_latency(Policy.load(read_policy(template.patch_policy(policy)), runtime=runtime), calls)
-    options = ExportOptions(scheme=SchemeOptions(scheme="float32"), force=True)
-    unquantized = act_latency(Policy.load(build_file(policy, options).file, runtime=runtime), calls)
+    files = (
+        build_file(policy, ExportOptions(scheme=scheme, force=True)).file
+        for scheme in (SchemeOptions(scheme="int8", io=io), SchemeOptions(scheme="float32"))
+    )
+    int8, unquantized = (act_latency(Policy.load(file, runtime=runtime), calls) for file in files)
+    [spec] = policy.contract.observations
+    shape = "x".join(map(str, spec.shape)) + (f", {spec.stack} stacked" if spec.stack > 1 else "")
+    widths = [policy.graph.shapes[layer.name][-1] for layer in policy.graph.layers if layer.kind == "dense"]
     return ActSpeed(
-        hidden=tuple(hidden), act_us_p50=int8.act_us_p50, raw_us_p50=int8.raw_us_p50, ratio=int8.ratio,
-        float_us_p50=unquantized.act_us_p50, runtime=int8.runtime,
+        hidden=tuple(widths[:-1]), io=io, observation=f"{spec.dtype} {shape}", act_us_p50=int8.act_us_p50,
+        raw_us_p50=int8.raw_us_p50, ratio=int8.ratio, float_us_p50=unquantized.act_us_p50, runtime=int8.runtime,
     )  # fmt: skip
+
+
+def pixel_policy(*, seed: int = 0) -> ImportedPolicy:
+    """Return the network of Mnih et al. 2015 with random weights: four stacked frames of 84x84 grey pixels to Q values.
+
+    Convolutions of 32, 64 and 64 filters, 512 dense units; pixels are divided by 255 before it.
+    """
+    rng = np.random.default_rng(seed)
+    layers: list[Layer] = []
+    weights: dict[str, NDArray[np.float32]] = {}
+    source, inputs = _KEY, _STACK
+    for index, (filters, size, stride) in enumerate(((32, 8, 4), (64, 4, 2), (64, 3, 1))):
+        name = f"convolution_{index}"
+        settings = {"strides": (stride, stride), "padding": "valid"}
+        layers.append(Layer(name=name, kind="conv2d", inputs=(source,), settings=settings))
+        source = f"{name}_relu"
+        layers.append(Layer(name=source, kind="relu", inputs=(name,)))
+        weights |= _random_weights(rng, name, (size, size, inputs, filters))
+        inputs = filters
+    layers.append(Layer(name="flatten", kind="flatten", inputs=(source,)))
+    layers.append(Layer(name="hidden", kind="dense", inputs=("flatten",)))
+    layers.append(Layer(name="hidden_relu", kind="relu", inputs=("hidden",)))
+    layers.append(Layer(name=_HEAD, kind="dense", inputs=("hidden_relu",)))
+    weights |= _random_weights(rng, "hidden", (7 * 7 * 64, 512)) | _random_weights(rng, _HEAD, (512, NUM_ACTIONS))
+    graph = PolicyGraph(
+        inputs=(GraphInput(key=_KEY, shape=(PIXELS, PIXELS, _STACK)),), layers=tuple(layers),
+        outputs={_HEAD: _HEAD}, weight_shapes={name: array.shape for name, array in weights.items()},
+    )  # fmt: skip
+    frame = ObservationSpec(
+        key=_KEY, shape=(PIXELS, PIXELS, 1), dtype="uint8", low=(0.0,), high=(255.0,), stack=_STACK, tensor=_KEY
+    )
+    observed = rng.integers(0, 256, (8, _STACK, PIXELS, PIXELS, 1), np.uint8)
+    seen = (np.concatenate([observed[:, n] for n in range(_STACK)], axis=-1) / 255).astype(np.float32)
+    normalizer = Normalizer(where="graph", offset={_KEY: (0.0,)}, scale={_KEY: (1 / 255,)})
+    return ImportedPolicy(
+        graph=graph,
+        weights=weights,
+        contract=dataclasses.replace(_contract(), observations=(frame,), normalizer=normalizer),
+        golden_observations={_KEY: observed[:2]},
+        ranges={**_ranges(graph, run_graph(graph, weights, {_KEY: seen})), _KEY: (0.0, 1.0)},
+    )
+
+
+def _random_weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
+    limit = float(np.sqrt(6.0 / np.prod(shape[:-1])))
+    return {
+        f"{name}/kernel": rng.uniform(-limit, limit, shape).astype(np.float32),
+        f"{name}/bias": rng.uniform(-0.1, 0.1, shape[-1]).astype(np.float32),
+    }
 
 
 def _contract() -> PolicyContract:

@@ -5,6 +5,7 @@ The converter may leave TensorFlow one day; then this file changes and nothing e
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import ConversionError
+from quarl_export.graph import has_signature
 from quarl_export.keras2 import keras, tf
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.silence import without_tensorflow_noise
 from quarl_export.snapshot import PolicySnapshot
+from quarl_export.wide import widened
 
 Io = Literal["float32", "int8", "uint8"]
+_ROOM_BYTES = 1 << 20
 
 
 def convert(policy: QatPolicy) -> bytes:
@@ -31,7 +35,8 @@ def convert(policy: QatPolicy) -> bytes:
     Raises:
         ConversionError: TensorFlow could not convert it.
     """
-    return _run(policy.export_model, ConverterSettings())
+    model = _run(policy.export_model, ConverterSettings())
+    return widened(model) if policy.spec.quantization.head_output == "int16" else model
 
 
 def convert_model(model: Any, *, io: Io = "float32") -> bytes:
@@ -120,10 +125,27 @@ def _run(model: Any, settings: ConverterSettings) -> bytes:
             warnings.filterwarnings("ignore", message="Statistics for quantized inputs")
             # The converter's own calibration still goes through the interpreter that it warns of.
             warnings.filterwarnings("ignore", message=r"\s*Warning: tf.lite.Interpreter is deprecated")
-            return bytes(_converter(model, settings).convert())
+            data = bytes(_converter(model, settings).convert())
+            if not has_signature(data):
+                raise ConversionError("it could not save the network for itself, so that the file's ends have no names")
+            return data
     except Exception as cause:  # the converter raises its own, ValueError, RuntimeError and more
         first_line = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-        raise ConversionError(f"TensorFlow could not convert the policy: {first_line[:300]}") from cause
+        raise ConversionError(
+            f"TensorFlow could not convert the policy: {first_line[:300]}",
+            hint=f"it works in {tempfile.gettempdir()}: is there room?" if _is_full() else "",
+        ) from cause
+
+
+def _is_full() -> bool:
+    """Whether TensorFlow has no room for its own files. It goes on without them, and does not say so."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _converter(model: Any, settings: ConverterSettings) -> Any:

@@ -32,6 +32,8 @@ def build_float(
         normalizer: its constants become a SUB/MUL prologue (and MAXIMUM/MINIMUM for its clip) of the inputs they
             name, wherever it says that it is done.
     """
+    # Keras counts operations over all models of a process, and the count gets into the file as a name.
+    keras.backend.reset_uids()
     inputs = [keras.Input(item.shape, name=input_name(place)) for place, item in enumerate(graph.inputs)]
     tensors: dict[str, Any] = {}
     for item, tensor in zip(graph.inputs, inputs, strict=True):

@@ -19,7 +19,9 @@ _DTYPES: Mapping[int, Any] = {
     schema.TensorType.FLOAT32: np.float32,
     schema.TensorType.INT8: np.int8,
     schema.TensorType.UINT8: np.uint8,
+    schema.TensorType.INT16: np.int16,
     schema.TensorType.INT32: np.int32,
+    schema.TensorType.INT64: np.int64,
 }
 
 
@@ -90,6 +92,11 @@ def operator_version(model: bytearray, name: str) -> NDArray[np.int32] | None:
             field = table.Offset(8)  # slot 2 of the schema's OperatorCode
             return np.frombuffer(model, "<i4", count=1, offset=table.Pos + field) if field else None
     return None
+
+
+def has_signature(model: bytes) -> bool:
+    """Whether the model names its inputs and outputs."""
+    return bool(schema.Model.GetRootAsModel(model, 0).SignatureDefsLength())
 
 
 def signature(model: bytes) -> tuple[dict[str, int], dict[str, int]]:

@@ -90,7 +90,7 @@ class Int8Network:
         kernel, bias = arrays[0], arrays[1] if len(arrays) > 1 else None
         scales = layer_scales(layer, kernel, bias, self._source_scale(layer), options=self._options)
         steps = np.empty(as_rows(layer, kernel).T.shape, np.float64)
-        write_kernel(layer, kernel, scales, steps, bits=self._options.weight_bits, scratch={})
+        write_kernel(layer, kernel, scales, steps, scratch={})
         self.bias_scales[layer.name] = scales.bias
         real = np.ascontiguousarray((steps * scales.kernel[:, None]).T).reshape(kernel.shape)
         return [real] if bias is None else [real, np.rint(bias.astype(np.float64) / scales.bias) * scales.bias]
@@ -99,6 +99,16 @@ class Int8Network:
         """Return the largest bias of an int8 `layer` in steps of int32."""
         bias = self._policy.weights[f"{layer.name}/bias"].astype(np.float64)
         return float(np.abs(np.rint(bias / self.bias_scales[layer.name])).max(initial=0.0))
+
+    @property
+    def rescalings(self) -> dict[str, float]:
+        """By weighted int8 layer: the largest number of steps of its output that one step of its int32 sum is."""
+        fused = self._policy.graph.fused
+        return {
+            name: float(steps.max()) / grid.scale
+            for name, steps in self.bias_scales.items()
+            if (grid := self.grids.get(fused.get(name, name))) is not None
+        }
 
     def normalized(self, observations: Mapping[str, NDArray[Any]]) -> dict[str, Float32]:
         """Return what the file quantizes: raw `observations` behind the normaliser, per key.
@@ -143,12 +153,12 @@ class Int8Network:
 
 
 def on_grid(values: NDArray[Any], grid: Quantization) -> Float64:
-    """Return `values` rounded to the nearest step of `grid` and clipped to its 256 steps, in float64.
+    """Return `values` rounded to the nearest step of `grid` and clipped to its steps, in float64.
 
     What enters the file is float32 and quantized in float32, by the scale as the file stores it.
     """
     single = values.dtype == np.float32
     inverse = np.float32(1.0) / np.float32(grid.scale) if single else 1.0 / grid.scale
-    steps = np.clip(np.rint(values * inverse) + grid.zero_point, -128, 127)
+    steps = np.clip(np.rint(values * inverse) + grid.zero_point, -(2 ** (grid.bits - 1)), 2 ** (grid.bits - 1) - 1)
     real: Float64 = (steps - grid.zero_point).astype(np.float64) * grid.scale
     return real

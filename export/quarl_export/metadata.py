@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from quarl_device.contract import Head, Normalizer, ObservationSpec, PolicyContract
-from quarl_device.errors import UsageError
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, encode_metadata
+from quarl_device.preprocess import InputBinding, layout_of, stack_view
 from quarl_export.graph import repack
 from quarl_export.ir import ImportedPolicy
 from quarl_export.networks import NetworkSpec
@@ -60,12 +60,10 @@ def complete_policy(policy: ImportedPolicy, *, scheme: str, io: str) -> PolicyCo
 
 
 def _on_device(policy: ImportedPolicy) -> Normalizer:
-    """Return the normaliser as a device applies it: to one frame, as the environment gives it.
+    """Return the normaliser as a device applies it: to frames as the environment gives them.
 
-    The graph's constants are of its input: stacked frames joined, images with channels last.
-
-    Raises:
-        UsageError: it differs from frame to frame.
+    The graph's constants are of its input: stacked frames joined, images with channels last. Where they differ from
+    frame to frame of a stack, those of all frames are returned, oldest first.
     """
     normalizer = policy.contract.normalizer
     shapes = {item.key: item.shape for item in policy.graph.inputs}
@@ -80,17 +78,10 @@ def _on_device(policy: ImportedPolicy) -> Normalizer:
 def _per_frame(spec: ObservationSpec, shape: tuple[int, ...], values: tuple[float, ...]) -> tuple[float, ...]:
     if len(set(values)) == 1:
         return values[:1]
-    frame, stack = spec.shape, spec.stack
-    constants = np.asarray(values, np.float64)
-    if len(frame) == 3 and len(shape) == 3 and shape != (*frame[:2], frame[2] * stack):
-        # The environment has channels first.
-        frames = np.moveaxis(constants.reshape(shape), -1, 0).reshape(stack, *frame)
-    else:
-        last = frame[-1:] or (1,)
-        frames = np.moveaxis(constants.reshape(*frame[:-1], stack, *last), -2, 0)
-    if not (frames == frames[0]).all():
-        raise UsageError(
-            f"the normaliser of {spec.key!r} differs from frame to frame of its stack, which a device cannot apply",
-            hint="use --io float32: the normaliser is in the file then",
-        )
-    return tuple(frames[0].ravel().tolist())
+    # Where the device writes a frame is where its constants are.
+    constants = np.asarray(values, np.float64).reshape(1, *shape)
+    layout = layout_of(spec, shape)
+    binding = InputBinding(spec=spec, shape=shape, dtype=constants.dtype, layout=layout)
+    frames = stack_view(binding, constants)[0]
+    alike = (frames == frames[0]).all()
+    return tuple((frames[0] if alike else frames).ravel().tolist())

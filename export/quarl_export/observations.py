@@ -41,11 +41,11 @@ class Judging:
 def judging(
     policy: ImportedPolicy, held_out: CalibrationData | None, ranges: Mapping[str, tuple[float, float]]
 ) -> Judging:
-    """Return at most `JUDGED` observations: held-out ones, else drawn ones that fill the input's range."""
+    """Return at most `JUDGED` observations: recorded ones, else drawn ones that fill the input's range."""
     if held_out is not None:
         picked = np.unique(np.linspace(0, held_out.count - 1, JUDGED).astype(int))
         rows = {key: array[picked] for key, array in held_out.rows.items()}
-        return Judging(rows=rows, title=f"on {len(picked)} held-out observations", recorded=True)
+        return Judging(rows=rows, title=f"on {len(picked)} {held_out.title}", recorded=True)
     rows = drawn(policy, ranges, count=JUDGED, seed=1)
     return Judging(rows=rows, title=f"on {JUDGED} drawn observations", recorded=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +14,12 @@ import quarl_export
 from quarl_device.errors import ModelFileError, UsageError
 from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
 from quarl_export.calibration import CalibrationData, RangeRule, with_input_normalizer
+from quarl_export.calibration.coverage import visited_shares
 from quarl_export.centering import centered_q
 from quarl_export.checks.agreement import golden_tolerance_lsb
+from quarl_export.checks.refusal import explained
 from quarl_export.checks.report import CheckResult, refuse_failed
+from quarl_export.checks.returns import Judged, Play, judge_returns, not_judged
 from quarl_export.checks.run import checks_after, checks_before
 from quarl_export.checks.subject import Subject
 from quarl_export.compare import difference
@@ -26,7 +30,7 @@ from quarl_export.observations import Judging, golden_rows, judging
 from quarl_export.quantizers import MIN_WEIGHT_RANGE
 from quarl_export.range_plan import QuantizationOptions
 from quarl_export.ranges import find_ranges
-from quarl_export.schemes import Ranges, SchemeOptions, check_layers, convert
+from quarl_export.schemes import Ranges, SchemeOptions, check_layers, convert, resolved
 
 MAX_SAMPLES = 512
 _MIN_CONVERTED_RANGE = QuantizationOptions().min_weight_range
@@ -100,6 +104,7 @@ class Prepared:
         samples: what int16x8 takes its ranges from.
         held_out: what was not calibrated with.
         found_by: how the ranges were found, for the provenance.
+        visited: share of the bounds of each dimension of the observations that they were found with: see `coverage`.
     """
 
     policy: ImportedPolicy
@@ -107,6 +112,7 @@ class Prepared:
     samples: Mapping[str, Any] | None
     held_out: CalibrationData | None
     found_by: Mapping[str, Any]
+    visited: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def build_file(
@@ -116,15 +122,17 @@ def build_file(
     data: CalibrationData | None = None,
     complete: PolicyFile | None = None,
     unset: frozenset[str] = frozenset(),
+    play: Play | None = None,
 ) -> BuiltFile:
     """Return the complete file of `source` with every check's answer.
 
     Args:
         source: the policy.
         options: how.
-        data: recorded observations: three quarters to calibrate with, where that is needed, the rest to judge by.
+        data: recorded observations: most to calibrate with, where that is needed, the rest to judge by.
         complete: a run's own file, made by patching, of the same ranges; only checked here. Default: made here.
         unset: sites whose ranges `complete` has from no training.
+        play: where the file is played to be judged by its returns; `None`: nowhere.
 
     Raises:
         CheckFailed: a check did not pass, and `options` does not force it.
@@ -132,27 +140,25 @@ def build_file(
         ConversionError, PatchError, NonFiniteError: the policy cannot be made into a right file, forced or not.
     """
     source = centered_q(source) if options.center_q else source
+    options = dataclasses.replace(options, scheme=resolved(options.scheme, source))
     check_layers(source, options.scheme)
     ready = prepare(source, options, data)
     judged = judging(ready.policy, ready.held_out, ready.ranges or {})
-    subject = _subject(source, options, ready, judged, ours=complete is not None, unset=unset)
+    ours = complete is not None
+    subject = _subject(source, options, ready, judged, ours=ours, unset=unset)
     checks = checks_before(subject)
     if not options.force:
         refuse_failed(checks)
     if complete is None:
         model = convert(ready.policy, options.scheme, ranges=ready.ranges, samples=ready.samples)
         subject = dataclasses.replace(subject, model=model)
-        golden = run_goldens(
-            model,
-            subject.contract,
-            golden_rows(source, judged),
-            tolerance_lsb=golden_tolerance_lsb(source.graph),
-        )
+        golden = _goldens(subject, golden_rows(source, judged))
         provenance = _provenance(source, options, ready)
         complete = _with_metadata(model, subject, golden, provenance)
     else:
         subject = dataclasses.replace(subject, model=complete.data, contract=complete.contract)
-    checks = (*checks, *checks_after(subject, complete.data))
+    returns = functools.partial(_returns, complete, source, options, play, ours=ours)
+    checks = tuple(sorted((*checks, *checks_after(subject, complete.data, returns)), key=lambda check: check.code))
     failed = [result.code for result in checks if not result.passed]
     if failed and not options.force:
         refuse_failed(checks)
@@ -160,6 +166,29 @@ def build_file(
         marked = {**complete.provenance, "forced": failed}
         complete = _with_metadata(complete.data, subject, complete.golden, marked)
     return BuiltFile(file=complete, checks=checks, subject=subject)
+
+
+def _goldens(subject: Subject, rows: Mapping[str, Any]) -> GoldenVectors:
+    try:
+        tolerance = golden_tolerance_lsb(subject.source.graph)
+        return run_goldens(subject.model, subject.contract, rows, tolerance_lsb=tolerance)
+    except ModelFileError as error:
+        raise explained(error, subject.network) from error
+
+
+def _returns(
+    file: PolicyFile, source: ImportedPolicy, options: ExportOptions, play: Play | None, *, ours: bool
+) -> Judged:
+    """Return what playing says of `file`, or why it is not asked."""
+    if ours:
+        return not_judged("a run's own file is the one that training was judged by")
+    if options.scheme.scheme == "float32":
+        return not_judged("a float32 file is the float policy, which Q09 compares it with")
+    if play is None:
+        return not_judged("no environment to play in, or no episodes asked for")
+    # Checked as any file is, so that what is compared with is what the policy's arithmetic says.
+    as_float = ExportOptions(scheme=SchemeOptions(scheme="float32"))
+    return judge_returns(file, lambda: build_file(source, as_float).file, play)
 
 
 def _subject(
@@ -183,6 +212,7 @@ def _subject(
         recorded=judged.recorded,
         judged_by_returns=ours,
         unset=unset,
+        visited=ready.visited,
         min_weight_range=MIN_WEIGHT_RANGE if ours else _MIN_CONVERTED_RANGE,
     )
 
@@ -219,11 +249,15 @@ def prepare(source: ImportedPolicy, options: ExportOptions, data: CalibrationDat
     found_by = {"by": options.rule.kind, "observations": calibrate.source, "rows": calibrate.count}
     if options.rule.kind == "percentile":
         found_by["percentile"] = options.rule.percentile
+    ranges, samples = None, None
     if scheme.scheme == "int16x8":
         samples = calibrate.thinned(MAX_SAMPLES).rows
-        return Prepared(policy=policy, ranges=None, samples=samples, held_out=held_out, found_by=found_by)
-    ranges = find_ranges(policy, calibrate, options.rule, keep_float=scheme.keep_float)
-    return Prepared(policy=policy, ranges=ranges, samples=None, held_out=held_out, found_by=found_by)
+    else:
+        ranges = find_ranges(policy, calibrate, options.rule, keep_float=scheme.keep_float)
+    visited = visited_shares(source.contract.observations, calibrate)
+    return Prepared(
+        policy=policy, ranges=ranges, samples=samples, held_out=held_out, found_by=found_by, visited=visited
+    )
 
 
 def _provenance(source: ImportedPolicy, options: ExportOptions, ready: Prepared) -> dict[str, Any]:
@@ -232,6 +266,9 @@ def _provenance(source: ImportedPolicy, options: ExportOptions, ready: Prepared)
         "io": scheme.io,
         "per_channel": scheme.per_channel,
         "keep_float": sorted(scheme.keep_float),
+        "weight_bits": scheme.weight_bits,
+        "activation_bits": scheme.activation_bits,
+        "head_output": scheme.head_output,
         "runtime": scheme.runtime,
         "center_q": options.center_q,
         "ranges": dict(ready.found_by),

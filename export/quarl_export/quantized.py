@@ -13,56 +13,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import Normalizer
 from quarl_device.errors import ConversionError
 from quarl_export.converter import convert_model
 from quarl_export.graph import repack, signature
 from quarl_export.ir.layers import WEIGHTED, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, ImportedPolicy, PolicyGraph
 from quarl_export.keras2 import keras, tf
-from quarl_export.kernels import layer_scales, snapped
+from quarl_export.kernels import is_convertible, layer_scales
 from quarl_export.patch.values import PolicyValues, clip_bound, is_tied, normalizer_arrays
-from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, is_whole, plan_ranges
+from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
+from quarl_export.wide import widened
 
 Float32 = NDArray[np.float32]
 
 
-def build_quantized(
-    graph: PolicyGraph,
-    weights: Mapping[str, Float32],
-    ranges: Mapping[str, Range],
-    *,
-    options: QuantizationOptions,
-    normalizer: Normalizer | None = None,
-    quantize_weights: bool = True,
-) -> Any:
-    """Return a tf_keras model that computes what the int8 file of `graph` computes, bias rounding aside.
+def build_planned(plan: RangePlan, values: PolicyValues) -> Any:
+    """Return a tf_keras model that computes what the int8 file of these values computes, bias rounding aside.
 
     Inputs are named ``input_<n>`` in the order of the graph's inputs, outputs ``output_<n>`` in the order of its
-    outputs: Keras would not take every observation key for a name.
+    outputs: Keras would not take every observation key for a name. Weights become constants of the model.
 
     Args:
-        graph: the network.
-        weights: its arrays; they become constants of the model.
-        ranges: at least one per site of `RangePlan.sites`.
-        options: see `QuantizationOptions`.
-        normalizer: goes before the network where `options.io` is "float32".
-        quantize_weights: false for weights that are on their grid already.
+        plan: of the network.
+        values: its weights, at least one range per site of `RangePlan.sites`, and the prologue's constants.
 
     Raises:
-        UsageError: a range is missing, or `options` does not fit the graph.
+        UsageError: a range is missing.
         NonFiniteError: a range is NaN or Inf.
         PatchError: a weight is beyond what can be quantized.
     """
-    plan = plan_ranges(graph, options, normalizer=normalizer)
-    prologue = normalizer_arrays(normalizer, plan) if normalizer is not None and options.io == "float32" else {}
-    values = PolicyValues(weights=weights, ranges=ranges, normalizer=prologue)
-    return build_planned(plan, values, quantize_weights=quantize_weights)
-
-
-def build_planned(plan: RangePlan, values: PolicyValues, *, quantize_weights: bool = True) -> Any:
-    """Return `build_quantized` of a plan that is made already."""
-    network = _Network(plan, values, plan.effective(values.ranges), quantize_weights=quantize_weights)
+    network = _Network(plan, values, plan.effective(values.ranges))
     inputs = [keras.Input(item.shape, name=f"input_{place}") for place, item in enumerate(plan.graph.inputs)]
     # Signatures name an output after the layer that gives it.
     outputs = {
@@ -77,8 +57,9 @@ def convert_quantized(
 ) -> bytes:
     """Return `policy` as an int8 file; inputs are named by key, outputs by role.
 
-    TensorFlow's converter makes it, except where that cannot: it knows no fewer than 8 bits and merges layers that have
-    the same kernel. Those values are patched into a conversion of others (`quarl_export.template`).
+    TensorFlow's converter makes it, except where that cannot: it scales kernels per channel to 8 bits and no fewer, and
+    merges layers that have the same kernel. Those values are patched into a conversion of others
+    (`quarl_export.template`).
 
     Args:
         policy: network, weights and normaliser.
@@ -93,7 +74,7 @@ def convert_quantized(
     """
     plan = plan_ranges(policy.graph, options or QuantizationOptions(), normalizer=policy.contract.normalizer)
     values = policy_values(policy, plan, ranges)
-    if is_whole(plan.options) and not is_tied(values, plan):
+    if is_convertible(plan) and not is_tied(values, plan):
         return convert_planned(plan, values)
     from quarl_export.patch.builder import build_writer  # which builds on this module
 
@@ -110,6 +91,12 @@ def policy_values(policy: ImportedPolicy, plan: RangePlan, ranges: Mapping[str, 
 
 def convert_planned(plan: RangePlan, values: PolicyValues) -> bytes:
     """Return `convert_quantized` of a plan that is made already."""
+    model = convert_narrow(plan, values)
+    return widened(model) if plan.options.wide_outputs else model
+
+
+def convert_narrow(plan: RangePlan, values: PolicyValues) -> bytes:
+    """Return the converter's own file, in which operators with int16 outputs still read int8."""
     model = convert_model(build_planned(plan, values), io=plan.options.io)
     return repack(model, names=end_names(model, plan.graph))
 
@@ -133,14 +120,7 @@ def end_names(model: bytes, graph: PolicyGraph) -> dict[int, str]:
 class _Network(keras.layers.Layer):  # type: ignore[misc]
     """Runs a policy graph with constants for weights; what needs a range is fake-quantized."""
 
-    def __init__(
-        self,
-        plan: RangePlan,
-        values: PolicyValues,
-        ranges: Mapping[str, Range],
-        *,
-        quantize_weights: bool,
-    ) -> None:
+    def __init__(self, plan: RangePlan, values: PolicyValues, ranges: Mapping[str, Range]) -> None:
         super().__init__(name="network")
         self._plan = plan
         # Variables, not constants: those would be copied with every function that TensorFlow makes of this.
@@ -156,7 +136,7 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         ]
         # In tuples, where Keras does not look: it would wrap mappings.
         self._names = (names,)
-        self._policy = (values, ranges, _limits(plan, values.weights, ranges) if quantize_weights else {})
+        self._policy = (values, ranges, _limits(plan, values.weights, ranges))
 
     def call(self, inputs: Any) -> list[Any]:
         """Return the outputs for ``float32[batch, *shape]`` inputs, both as lists in the graph's order."""
@@ -191,9 +171,11 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
     def _on_grid(self, tensor: Any, site: str) -> Any:
         plan, (_, ranges, _) = self._plan, self._policy
         low, high = FIXED_RANGES[plan.graph.layer(site).kind] if plan.is_fixed(site) else ranges[site]
-        bits = plan.bits(site)
         return tf.quantization.fake_quant_with_min_max_vars(
-            tensor, tf.constant(low, tf.float32), tf.constant(high, tf.float32), num_bits=bits
+            tensor,
+            tf.constant(low, tf.float32),
+            tf.constant(high, tf.float32),
+            num_bits=16 if plan.bits(site) == 16 else 8,
         )
 
     def _normalized(self, key: str, tensor: Any) -> Any:
@@ -213,9 +195,9 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         (names,), (_, _, limits) = self._names, self._policy
         arrays = [self._arrays_of_graph[names.index(name)] for name in layer.weight_names()]
         if layer.name in limits:
-            limit, bits = limits[layer.name], self._plan.options.weight_bits
+            limit = limits[layer.name]
             arrays[0] = tf.quantization.fake_quant_with_min_max_vars(
-                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=bits, narrow_range=True
+                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=8, narrow_range=True
             )
         return arrays
 
@@ -230,7 +212,7 @@ def _opaque(tensor: Any) -> Any:
 
 
 def _limits(plan: RangePlan, weights: Mapping[str, Float32], ranges: Mapping[str, Range]) -> dict[str, np.float32]:
-    """Return the largest magnitude of every kernel that has one scale, by layer."""
+    """Return the end of the 8-bit range of every kernel that has one scale, by layer."""
     quantizations, limits = plan.quantizations(ranges), {}
     for layer in plan.graph.layers:
         if layer.kind in WEIGHTED and layer.name in plan.live and layer.name not in plan.floats:
@@ -242,24 +224,6 @@ def _limits(plan: RangePlan, weights: Mapping[str, Float32], ranges: Mapping[str
             if scales.limit is not None:
                 limits[layer.name] = scales.limit
     return limits
-
-
-def snapped_weights(plan: RangePlan, values: PolicyValues) -> dict[str, Float32]:
-    """Return the weights as the file applies them: on their grids, biases too.
-
-    `build_quantized` with them and ``quantize_weights=False`` agrees with the file in every step of a dense network's
-    output, on kernels that round as it does.
-    """
-    quantizations = plan.quantizations(plan.effective(values.ranges))
-    weights = dict(values.weights)
-    for layer in plan.graph.layers:
-        if layer.kind in WEIGHTED and layer.name in plan.live and layer.name not in plan.floats:
-            kernel, bias = f"{layer.name}/kernel", f"{layer.name}/bias"
-            scale = quantizations[str(plan.read_as(layer.inputs[0]))].scale
-            weights[kernel], found = snapped(layer, weights[kernel], weights.get(bias), scale, options=plan.options)
-            if found is not None:
-                weights[bias] = found
-    return weights
 
 
 def _windows(layer: Layer) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import typer
 from quarl_device.errors import UsageError
 from quarl_device.files import read_capped
 from quarl_device.wire.limits import MAX_JSON_BYTES
+from quarl_edge.cli.export_options import Io
 from quarl_edge.cli.output import Format, write_json, write_line
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
@@ -62,6 +63,12 @@ def push(
 
 def act(
     hidden: Annotated[str, typer.Option(help="Sizes of the hidden layers, with commas.")] = _HIDDEN,
+    pixels: Annotated[
+        bool, typer.Option("--pixels", help="Mnih et al. 2015's convolutions on stacked 84x84 images instead.")
+    ] = False,
+    io: Annotated[
+        Io, typer.Option(help="Ends of the int8 file; with integer ones the device normalises.")
+    ] = Io.FLOAT32,
     calls: Annotated[int, typer.Option(help="Calls of each kind.", min=100, max=10_000_000)] = 20_000,
     runtime: Annotated[str | None, typer.Option(help="TFLite runtime: litert or tflite-runtime.")] = None,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
@@ -70,19 +77,22 @@ def act(
 
     Examples:
       quarl-edge bench act
-      quarl-edge bench act --hidden 64,64 --format json
+      quarl-edge bench act --hidden 64,64 --io int8 --format json
+      quarl-edge bench act --pixels --calls 500
     """
     sizes = _sizes(hidden)
     require_learner("bench")
     from quarl_device.runtime import find_runtime
-    from quarl_export.bench import act_speed
+    from quarl_export.bench import act_speed, dense_policy, pixel_policy
 
-    speed = act_speed(sizes, calls=calls, runtime=find_runtime(runtime))
+    policy = pixel_policy() if pixels else dense_policy(sizes)
+    speed = act_speed(policy, io=io.value, calls=calls, runtime=find_runtime(runtime))
     if output is Format.JSON:
         write_json({**asdict(speed), "machine": describe_machine()})
         return
     write_line(
-        f"{hidden}: int8 {speed.act_us_p50:.2f} µs an action, {speed.ratio:.2f} times the bare call of "
+        f"{speed.observation} → {','.join(map(str, speed.hidden))}, {speed.io} ends: "
+        f"int8 {speed.act_us_p50:.2f} µs an action, {speed.ratio:.2f} times the bare call of "
         f"{speed.raw_us_p50:.2f} µs; float {speed.float_us_p50:.2f} µs; {speed.runtime}; {describe_machine()}"
     )
 

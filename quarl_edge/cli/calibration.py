@@ -35,11 +35,11 @@ def named_observations(
     from quarl_export.calibration import load_npz, play
 
     if calibrate == PLAY:
-        chosen = env_id or policy.contract.env_id
-        if not chosen:
-            raise UsageError("--calibrate env: the policy names no environment", hint="name one with --env ID")
-        spec = EnvSpec(env_id=chosen, kwargs=policy.contract.env_kwargs if chosen == policy.contract.env_id else {})
-        return play(policy, spec, steps=steps, seed=seed, allow_module=bool(env_id))
+        if not (env_id or policy.contract.env_id):
+            raise UsageError(
+                "--calibrate env: the policy names no environment", hint="name it: --calibrate env --env ID"
+            )
+        return play(policy, environment(policy.contract, env_id), steps=steps, seed=seed, allow_module=bool(env_id))
     path = Path(calibrate)
     if path.is_dir():
         found = journal_observations(path, policy.contract)
@@ -49,6 +49,12 @@ def named_observations(
     if not path.exists():
         raise UsageError(f"--calibrate {path}: no such file", hint="give an npz file, a run, or env")
     return load_npz(path, policy.contract)
+
+
+def environment(contract: PolicyContract, env_id: str) -> EnvSpec:
+    """Return the environment that `--env` names, "" for the contract's own, whose arguments the contract knows."""
+    own = env_id in ("", contract.env_id)
+    return EnvSpec(env_id=env_id or contract.env_id, kwargs=contract.env_kwargs if own else {})
 
 
 def journal_observations(run: Path, contract: PolicyContract) -> CalibrationData | None:
@@ -64,10 +70,12 @@ def journal_observations(run: Path, contract: PolicyContract) -> CalibrationData
     journal = next((place / "journal" for place in (run, run.parent) if (place / "journal").is_dir()), None)
     if journal is None:
         return None
-    rows = recorded_observations(journal, contract)
-    if not rows or len(next(iter(rows.values()))) < _FEW:
+    recorded = recorded_observations(journal, contract)
+    if recorded is None or len(recorded.episodes) < _FEW:
         return None
-    return CalibrationData.checked(contract, rows, source=f"journal of {journal.parent.name}")
+    return CalibrationData.checked(
+        contract, recorded.observations, source=f"journal of {journal.parent.name}", episodes=recorded.episodes
+    )
 
 
 # Fewer say nothing of a policy.

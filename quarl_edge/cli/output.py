@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import json
 import logging
-import math
 import os
 import shutil
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import CheckFailed, ModelFileError, QuarlError
+from quarl_device.output import finite
 
 
 class Format(StrEnum):
@@ -72,7 +72,7 @@ def check_target(path: Path) -> None:
 
 def write_json(data: Mapping[str, Any]) -> None:
     """Write `data` as one line on stdout; NaN and Inf, which JSON does not know, become null."""
-    sys.stdout.write(json.dumps(_finite(data), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(finite(data), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
@@ -122,13 +122,3 @@ def _activation() -> list[str]:
     if shutil.which("quarl-edge") or not script.is_file():
         return []
     return [f". {script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script}"]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from quarl_device.errors import LearnerAlive, PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.wire.keys import SIGNATURE_BYTES
+from quarl_device.wire.manifest import decode_header
 from quarl_device.wire.messages import HIGHEST_BELIEVABLE_EPOCH, DeviceState, LearnerBirth
-from quarl_device.wire.push import decode_push
 from quarl_device.wire.topics import Topics
 
 _LOG = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Predecessor:
         if not message.payload:
             return
         try:
-            header, _ = decode_push(message.payload, _trust_nothing)
+            header = decode_header(message.payload, _trust_nothing)
         except QuarlError:
             return
         self._see(header.epoch)

@@ -1,18 +1,27 @@
-"""The hot push: learner variables to signed bytes on the wire, in milliseconds (DESIGN of the loop, step 1)."""
+"""The hot push: learner variables to signed bytes on the wire, in milliseconds (DESIGN of the loop, step 1).
+
+A policy that one message carries is one. Of a larger one a signed manifest is published, and a `BlobServer` sends its
+chunks. A larger one waits, in a slot of one, while another is being fanned out: so each that begins arrives whole.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from quarl_device.link import Link
 from quarl_device.policy_file import GoldenVectors
 from quarl_device.wire.keys import LearnerKey
-from quarl_device.wire.push import Exploration, PushHeader, encode_push
+from quarl_device.wire.limits import MAX_CHUNK_BYTES, MAX_INLINE_PUSH_BYTES
+from quarl_device.wire.manifest import Manifest, chunk_digests, encode_manifest
+from quarl_device.wire.push import Exploration, PushHeader, encode_push, fits_inline
 from quarl_device.wire.topics import Topics
+from quarl_edge.learner.blobs import BlobServer
 from quarl_export.golden import run_goldens
 from quarl_export.qat_template import QatTemplate
 from quarl_export.snapshot import PolicySnapshot
@@ -29,7 +38,8 @@ class Pushed:
         policy: the int8 file.
         golden: what `policy` answers to the golden observations.
         sha256: hex digest of `policy`.
-        payload: the signed push.
+        payload: the signed push or manifest.
+        manifest: what `payload` says if it is a manifest, else `None`.
         prepare_ms: variables read to signed bytes.
     """
 
@@ -41,6 +51,7 @@ class Pushed:
     sha256: str
     payload: bytes
     prepare_ms: float
+    manifest: Manifest | None = None
 
 
 class PolicyPublisher:
@@ -52,17 +63,23 @@ class PolicyPublisher:
         topics: of the fleet.
         key: the learner's key.
         epoch: the learner's epoch.
+        blobs: serves the chunks of policies over the inline cap.
     """
 
-    def __init__(self, template: QatTemplate, *, link: Link, topics: Topics, key: LearnerKey, epoch: int) -> None:
+    def __init__(
+        self, template: QatTemplate, *, link: Link, topics: Topics, key: LearnerKey, epoch: int, blobs: BlobServer
+    ) -> None:
         self._template = template
         self._link = link
         self._topics = topics
         self._key = key
         self._epoch = epoch
-        self._latest: bytes = b""
+        self._blobs = blobs
+        self._latest: Pushed | None = None
         self._owed = False
+        self._sent_meanwhile = 0
         self._lock = threading.RLock()
+        blobs.on_idle = self._send_owed
         link.on_connect(self._republish)
 
     def prepare(
@@ -88,18 +105,18 @@ class PolicyPublisher:
         Raises:
             NonFiniteError: a weight or range is NaN or Inf.
             PatchError: the template does not fit.
-            PayloadTooLarge: over the inline cap.
+            PayloadTooLarge: over 64 MiB.
         """
         read_unix_ns = time.time_ns()
         started = time.perf_counter()
         snapshot = read()
         policy = self._template.patch(snapshot)
-        golden = run_goldens(policy, self._template.contract, self._template.golden_observations)
+        golden, sha256, digests = self._examine(policy)
         header = PushHeader(
             epoch=self._epoch,
             version=version,
             env_steps=env_steps,
-            sha256=hashlib.sha256(policy).hexdigest(),
+            sha256=sha256,
             exploration=exploration,
             normalizer_version=normalizer_version,
             golden_outputs=golden.outputs,
@@ -108,7 +125,17 @@ class PolicyPublisher:
             variables_read_unix_ns=read_unix_ns,
             reset=reset,
         )
-        payload = encode_push(header, policy, self._key.sign)
+        manifest = None
+        if fits_inline(header, len(policy)):
+            payload = encode_push(header, policy, self._key.sign)
+        else:
+            manifest = Manifest(
+                header=header,
+                size_bytes=len(policy),
+                chunk_bytes=MAX_CHUNK_BYTES,
+                digests=digests or chunk_digests(policy),
+            )
+            payload = encode_manifest(manifest, self._key.sign)
         return Pushed(
             version=version,
             env_steps=env_steps,
@@ -117,6 +144,7 @@ class PolicyPublisher:
             golden=golden,
             sha256=header.sha256,
             payload=payload,
+            manifest=manifest,
             prepare_ms=(time.perf_counter() - started) * 1e3,
         )
 
@@ -124,29 +152,55 @@ class PolicyPublisher:
         """Send a prepared policy out; it is retained, and sent again after a reconnection.
 
         Returns:
-            Whether the link took it now; if not, `retry` sends it unless a later one comes first.
+            Whether it is out now; if not, it goes out as soon as it can unless a later one comes first.
         """
         with self._lock:
-            self._latest = pushed.payload
-            return self._send()
+            self._latest, self._owed = pushed, True
+            return not self._must_wait(pushed) and self._send()
 
-    def retry(self) -> bool:
-        """Send the latest policy if the link has not taken it yet; return whether it took it now."""
-        return self._owed and self._send()
+    def retry(self) -> int:
+        """Send the latest policy if it is not out yet; return how many went out late since the last call."""
+        self._send_owed()
+        with self._lock:
+            sent, self._sent_meanwhile = self._sent_meanwhile, 0
+            return sent
 
     def retire(self) -> None:
         """Publish nothing any more, after a reconnection neither."""
         with self._lock:
-            self._latest, self._owed = b"", False
+            self._latest, self._owed = None, False
+
+    def _examine(self, policy: bytes) -> tuple[GoldenVectors, str, bytes]:
+        """Return what the file answers, its sha256, and if it is a large one those of its chunks."""
+        answer = functools.partial(run_goldens, policy, self._template.contract, self._template.golden_observations)
+        if len(policy) <= MAX_INLINE_PUSH_BYTES:
+            return answer(), hashlib.sha256(policy).hexdigest(), b""
+        # Hashing and inference release the interpreter's lock, and of a large file each takes milliseconds.
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            hashed, digests = pool.submit(hashlib.sha256, policy), pool.submit(chunk_digests, policy)
+            return answer(), hashed.result().hexdigest(), digests.result()
+
+    def _must_wait(self, pushed: Pushed) -> bool:
+        return pushed.manifest is not None and self._blobs.busy
+
+    def _send_owed(self) -> None:
+        with self._lock:
+            if self._owed and self._latest is not None and not self._must_wait(self._latest):
+                self._sent_meanwhile += self._send()
 
     def _send(self) -> bool:
         # The link's thread sends again what is the latest just then; a newer one must not be overtaken by it.
         with self._lock:
-            if not self._latest:
+            latest = self._latest
+            if latest is None:
                 return False
-            taken = self._link.publish(self._topics.policy, self._latest, retain=True)
+            if latest.manifest is not None:
+                self._blobs.put(latest.manifest, latest.policy)
+            taken = self._link.publish(self._topics.policy, latest.payload, retain=True)
             self._owed = not taken
             return taken
 
     def _republish(self) -> None:
-        self._send()
+        with self._lock:
+            owed = self._owed
+            self._sent_meanwhile += self._send() and owed

@@ -11,14 +11,15 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from quarl_device import __version__
 from quarl_device.contract import Head, PolicyContract
-from quarl_device.errors import CheckpointError, JournalError, UsageError
+from quarl_device.errors import CheckpointError, JournalError
 from quarl_device.link import BrokerURL, PahoLink, Will
 from quarl_device.wire.block import BlockSpec
 from quarl_device.wire.keys import LearnerKey
-from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES, WIRE_VERSION
+from quarl_device.wire.limits import WIRE_VERSION
 from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.topics import Topics
 from quarl_edge.checkpoint import Checkpoint
@@ -26,6 +27,7 @@ from quarl_edge.config import TrainConfig
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
+from quarl_edge.learner.blobs import BlobServer
 from quarl_edge.learner.dqn import Dqn
 from quarl_edge.learner.keeper import Keeper, better, judged_from_json, kept_judgement
 from quarl_edge.learner.loop import TrainingLoop
@@ -42,12 +44,14 @@ from quarl_edge.local.evaluator import Evaluator, Judged
 from quarl_edge.progress import Progress
 from quarl_edge.runs import RunDirectory
 from quarl_edge.task import look_at
-from quarl_export.audit import AuditChild, audit
-from quarl_export.networks import NetworkSpec, QuantizationSpec
+from quarl_export.audit import AuditChild
+from quarl_export.file_runner import default_runtime
+from quarl_export.networks import HeadOutput, NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
 
 LEARNER_NAME = "learner"
+TFLITE_RUNTIME = "tflite-runtime"
 _CONNECT_TIMEOUT_S = 10.0
 
 
@@ -110,6 +114,9 @@ class Session:
         self._stop = stop
         self._checkpoint = checkpoint
         self._topics = Topics(fleet.name)
+        if default_runtime().name == TFLITE_RUNTIME:
+            # Goldens and judgements are its answers, whatever the devices have.
+            config.check_kernels("tflite-2.14")
         task = look_at(config)
         self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
 
@@ -150,10 +157,15 @@ class Session:
             link = stack.enter_context(self._connected(gone_birth(birth)))
             presence = Presence(link, self._topics, birth, takeover=self._fleet.takeover)
             stack.callback(presence.leave, clear=self._fleet.clear)
-            publisher = PolicyPublisher(template, link=link, topics=self._topics, key=self._fleet.key, epoch=epoch)
-            stack.callback(publisher.retire)
             receiver = Receiver(link, self._topics, ingest)
             receiver.listen()
+            blobs = BlobServer(link, self._topics, audience=lambda: len(receiver.actors))
+            stack.callback(blobs.close)
+            blobs.start()
+            publisher = PolicyPublisher(
+                template, link=link, topics=self._topics, key=self._fleet.key, epoch=epoch, blobs=blobs
+            )
+            stack.callback(publisher.retire)
             # Building took a while: another learner may have claimed the fleet meanwhile.
             link.flush(timeout_s=_CONNECT_TIMEOUT_S)
             presence.check()
@@ -169,6 +181,7 @@ class Session:
                 evaluator=evaluator,
                 auditor=auditor,
                 keeper=keeper,
+                conversion_reason=template.reason,
                 normalizer=normalizer,
                 metrics=self._metrics,
                 progress=self._progress,
@@ -230,7 +243,13 @@ class Session:
         return BlockSpec(observations=(self._observation,), action=self._action)
 
     def _network(self) -> NetworkSpec:
-        quantization = QuantizationSpec(range_decay=self._config.range_decay, center_q=self._config.center_q)
+        quantization = QuantizationSpec(
+            weight_bits=self._config.weight_bits,
+            activation_bits=self._config.activation_bits,
+            head_output=cast(HeadOutput, self._config.head_output),
+            range_decay=self._config.range_decay,
+            center_q=self._config.center_q,
+        )
         return NetworkSpec(
             observations=(self._observation,),
             action=self._action,
@@ -251,17 +270,10 @@ class Session:
             if self._checkpoint.state["progression"]["normalizer_version"]:
                 normalizer.pending = False
         template = QatTemplate.from_model(policy, self._contract(), self._golden)
-        if len(template.data) > MAX_INLINE_PUSH_BYTES - 4_096:
-            raise UsageError(
-                f"a policy of {len(template.data):,} bytes is over the inline push cap of {MAX_INLINE_PUSH_BYTES:,} "
-                "bytes",
-                hint=f"make it smaller: --set hidden={','.join(['256'] * len(config.hidden))}",
-            )
         self._stop_if_asked()
         auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)
-        snapshot = policy.snapshot()
-        auditor.require(audit(policy.spec, snapshot, template.patch(snapshot)))
+        template = auditor.settle(template, policy.snapshot())
         self._stop_if_asked()
         algorithm.compile()
         return algorithm, template, auditor

@@ -98,10 +98,6 @@ class SampleToInsertRatio:
         """Say whether `count` samples may be drawn now."""
         return self.inserts >= self.min_size and self._diff() - count >= self._min_diff
 
-    def can_insert(self, count: int = 1) -> bool:
-        """Say whether `count` more items may be inserted now."""
-        return count <= self.insert_room()
-
     def insert_room(self) -> int:
         """Return how many more items may be inserted now, at least 0."""
         by_ratio = math.floor((self._max_diff - self._diff()) / self.samples_per_insert)

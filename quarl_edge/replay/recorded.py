@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,20 @@ from quarl_edge.replay.segments import iterate
 MAX_OBSERVATIONS = 10_000
 
 
-def recorded_observations(
-    journal: Path, contract: PolicyContract, *, most: int = MAX_OBSERVATIONS
-) -> dict[str, NDArray[Any]]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recorded:
+    """What a journal holds.
+
+    Attributes:
+        observations: per key ``[count, *shape]``, in order of arrival; those of several environments take turns.
+        episodes: int64 ``[count]``, equal where observations are of one episode.
+    """
+
+    observations: dict[str, NDArray[Any]] = field(repr=False)
+    episodes: NDArray[np.int64] = field(repr=False)
+
+
+def recorded_observations(journal: Path, contract: PolicyContract, *, most: int = MAX_OBSERVATIONS) -> Recorded | None:
     """Return the newest observations of a journal, in order of arrival.
 
     Args:
@@ -29,29 +41,57 @@ def recorded_observations(
         most: how many observations at most.
 
     Returns:
-        Per key ``[count, *shape]``; empty where nothing was recorded.
+        `None` where nothing was recorded.
 
     Raises:
         JournalError: unreadable, damaged, or of another environment than `contract`.
     """
     codec = BlockCodec(BlockSpec(observations=contract.observations, action=contract.action))
-    newest: deque[dict[str, NDArray[Any]]] = deque()
-    count = 0
+    newest: deque[Recorded] = deque()
+    count, episodes = 0, _Episodes()
     for record in iterate(journal):
         try:
-            rows = _rows(codec.decode(record.payload))
+            part = _acted_on(codec.decode(record.payload), episodes)
         except PayloadRefused as cause:
             raise JournalError(f"journal {journal} does not fit the policy: {cause.message}") from cause
-        newest.append(rows)
-        count += len(next(iter(rows.values())))
-        while newest and count - len(next(iter(newest[0].values()))) >= most:
-            count -= len(next(iter(newest.popleft().values())))
+        newest.append(part)
+        count += len(part.episodes)
+        while newest and count - len(newest[0].episodes) >= most:
+            count -= len(newest.popleft().episodes)
     if not newest:
-        return {}
-    return {key: np.concatenate([rows[key] for rows in newest])[-most:] for key in newest[0]}
+        return None
+    return Recorded(
+        observations={
+            key: np.concatenate([part.observations[key] for part in newest])[-most:] for key in newest[0].observations
+        },
+        episodes=np.concatenate([part.episodes for part in newest])[-most:],
+    )
 
 
-def _rows(block: Block) -> dict[str, NDArray[Any]]:
+class _Episodes:
+    """Numbers episodes across blocks, whose environments take turns."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], int] = {}
+        self._count = 0
+
+    def of(self, block: Block) -> NDArray[np.int64]:
+        """Return the episode of each step of `block`, int64[T, N]."""
+        numbers = np.empty(block.start.shape, np.int64)
+        for place in range(block.start.shape[1]):
+            stream, begun = (block.boot_id, place), np.cumsum(block.start[:, place])
+            if stream not in self._open:
+                self._open[stream], self._count = self._count, self._count + 1
+            numbers[:, place] = np.where(begun == 0, self._open[stream], self._count + begun - 1)
+            self._count += int(begun[-1])
+            self._open[stream] = int(numbers[-1, place])
+        return numbers
+
+
+def _acted_on(block: Block, episodes: _Episodes) -> Recorded:
     """Return the observations acted on, dummy rows left out; copies, so that the payload can go."""
     steps = block.num_steps
-    return {key: array[-steps - 1 : -1][block.valid] for key, array in block.observation.items()}
+    return Recorded(
+        observations={key: array[-steps - 1 : -1][block.valid] for key, array in block.observation.items()},
+        episodes=episodes.of(block)[block.valid],
+    )

@@ -8,7 +8,7 @@ import pytest
 from actor_scene import NAME, TOPICS, Learner, Running, wait_for
 
 from quarl_device.actor.agent import AgentConfig, will_of
-from quarl_device.spool import DiskSpool
+from quarl_device.spool.disk import DiskSpool
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.wire.messages import DeviceState, Telemetry
 from quarl_edge.ingest.sessions import SessionTable

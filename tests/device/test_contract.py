@@ -45,13 +45,15 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 def observation_specs(draw, key=None):
     shape = tuple(draw(st.lists(st.integers(1, 8), max_size=4)))
     bounds = st.none() | numbers.map(lambda x: (x,))
+    stack = draw(st.integers(1, 16))
     return ObservationSpec(
         key=key or draw(names),
         shape=shape,
         dtype=draw(st.sampled_from(["float32", "float64", "uint8", "int64", "bool"])),
         low=draw(bounds),
         high=draw(bounds),
-        stack=draw(st.integers(1, 16)),
+        stack=stack,
+        stack_fill=draw(bounds) if stack > 1 else None,
         tensor=draw(st.text(max_size=20)),
     )
 
@@ -80,6 +82,21 @@ def test_json_round_trip(observations, action):
 def test_single_specs_round_trip(observation, action):
     assert observation_from_json(json.loads(json.dumps(spec_to_json(observation)))) == observation
     assert action_from_json(json.loads(json.dumps(spec_to_json(action)))) == action
+
+
+def test_a_stack_fill_is_only_written_where_it_says_something_new():
+    """Devices, learners and files from before it stay as they are, byte for byte."""
+    plain = ObservationSpec(key="observation", shape=(4,), stack=2)
+    assert "stack_fill" not in spec_to_json(plain)
+    assert "stack_fill" not in json.dumps(contract(observations=(plain,)).to_json())
+    filled = ObservationSpec(key="observation", shape=(4,), stack=2, stack_fill=(0.0,))
+    assert spec_to_json(filled)["stack_fill"] == [0.0]
+    assert observation_from_json({**spec_to_json(plain), "stack_fill": None}) == plain
+    for bad in ([float("nan")], ["a"], [1e400], 3, [[0.0]]):
+        data = contract(observations=(filled,)).to_json()
+        data["observations"][0]["stack_fill"] = bad
+        with pytest.raises(ContractError):
+            PolicyContract.from_json(data)
 
 
 json_values = st.recursive(
@@ -129,6 +146,9 @@ def test_another_schema_is_refused(schema):
         {"shape": (4096, 4096)},
         {"stack": 0},
         {"stack": 17},
+        {"stack_fill": (0.0,)},
+        {"stack": 2, "stack_fill": ()},
+        {"stack": 2, "stack_fill": (0.0, 1.0)},
         {"low": (1.0, 2.0)},
         {"high": ()},
     ],

@@ -14,7 +14,7 @@ from quarl_device.actor import bench
 from quarl_device.actor.agent import Summary
 from quarl_device.actor.outbox import MemoryOutbox
 from quarl_device.runtime.litert import MAX_BATCH_SIZE
-from quarl_device.spool import DiskSpool
+from quarl_device.spool.disk import DiskSpool
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Training episodes: the same returns and lengths, however the rows were cut into blocks."""
+"""Training episodes: the same returns, however the rows were cut into blocks."""
 
 import numpy as np
 from hypothesis import given
@@ -8,19 +8,18 @@ from quarl_device.actor.episodes import EpisodeStatistics
 
 
 def by_hand(reward, valid, start, ended):
-    """Finished episodes as (row, env, return, length), one row after the other."""
+    """Finished episodes as (row, env, return), one row after the other."""
     rows, envs = reward.shape
-    total, length, done = np.zeros(envs), np.zeros(envs, int), []
+    total, done = np.zeros(envs), []
     for t in range(rows):
         for n in range(envs):
             if start[t, n]:
-                total[n], length[n] = 0.0, 0
+                total[n] = 0.0
             if valid[t, n]:
                 total[n] += reward[t, n]
-                length[n] += 1
                 if ended[t, n]:
-                    done.append((t, n, total[n], length[n]))
-                    total[n], length[n] = 0.0, 0
+                    done.append((t, n, total[n]))
+                    total[n] = 0.0
     return done
 
 
@@ -55,9 +54,8 @@ def test_the_cut_into_blocks_does_not_matter(seed, envs, cuts):
     assert statistics.episodes == len(wanted)
     if wanted:
         assert np.isclose(statistics.return_mean, np.mean([one[2] for one in wanted[-100:]]))
-        assert np.isclose(statistics.length_mean, np.mean([one[3] for one in wanted[-100:]]))
     else:
-        assert statistics.return_mean == statistics.length_mean == 0.0
+        assert statistics.return_mean == 0.0
 
 
 def rows(count, *, ended=(), start=()):

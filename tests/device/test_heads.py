@@ -234,7 +234,7 @@ def dict_inputs(observation):
     return inputs
 
 
-def test_17_dict_observations_are_bound_by_name():
+def test_row_17_dict_observations_are_bound_by_name():
     """Never by position: the interpreter's order is not the contract's, and another order changes nothing."""
     file = FILES["dict_logits"]
     order = [file.graph.tensors[n].name for n in file.graph.inputs]
@@ -302,7 +302,7 @@ def test_a_batch_is_its_rows(name, count):
     np.testing.assert_array_equal(actions, np.stack([policy.act_index(row) for row in rows]))
 
 
-def test_12_a_file_for_one_row_alone_is_called_row_by_row():
+def test_row_12_a_file_for_one_row_alone_is_called_row_by_row():
     """Its RESHAPE says [1, 12], which no resized batch fits (tensorflow #33014, #50695)."""
     file = FILES["frames"]
     spec = dataclasses.replace(file.contract.observations[0], shape=(6, 6, 4), stack=1)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,18 @@ def test_help_has_examples(capsys):
         cli.main(["inspect", "--help"])
     assert end.value.code == 0
     assert "  quarl-device inspect model.tflite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fill", "says"),
+    [
+        (None, "× 4 frames, an episode's first one repeated"),
+        ((0.0,), "× 4 frames, 0 before an episode's first one"),
+        ((2.0,) * 35 + (7.0,), "× 4 frames, 2 to 7 before an episode's first one"),
+    ],
+)
+def test_text_says_what_lies_before_an_episodes_first_frame(fill, says):
+    found = quick(DATA / "frames.tflite")
+    [spec] = found.policy.contract.observations
+    contract = replace(found.policy.contract, observations=(replace(spec, stack_fill=fill),))
+    assert says in render(replace(found, policy=replace(found.policy, contract=contract)))

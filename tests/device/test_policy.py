@@ -189,12 +189,46 @@ def test_a_head_that_cannot_act_in_its_space(contract, message):
         Policy.load(changed(**contract))
 
 
-def test_stacked_frames_are_of_one_environment():
+@pytest.mark.parametrize("fill", [None, (0.0,)])
+def test_a_batch_of_stacked_frames_acts_as_one_environment_each(fill):
+    """Three environments whose episodes begin apart, beside a policy of its own for each."""
     file = read_policy_path(DATA / "frames.tflite")
-    with pytest.raises(UnsupportedSpace, match="one environment at a time"):
-        Policy.load(file, batch_size=2)
-    with pytest.raises(UnsupportedSpace, match="one environment at a time"):
-        Policy.load(file).act_batch(np.zeros((1, 6, 6), np.uint8))
+    [spec] = file.contract.observations
+    file = changed(file, observations=(dataclasses.replace(spec, stack_fill=fill),))
+    batch, alone = Policy.load(file, batch_size=3), [Policy.load(file) for _ in range(3)]
+    rng = np.random.default_rng(2)
+    seen = []
+    for step in range(30):
+        starts = rng.random(3) < 0.3
+        frames = rng.integers(0, 256, (3, *spec.shape), np.uint8)
+        batch.begin_episodes(starts if step else None)
+        for policy, start in zip(alone, starts, strict=True):
+            if start:
+                policy.begin_episode()
+        wanted = [policy.act_index(frame) for policy, frame in zip(alone, frames, strict=True)]
+        assert batch.act_batch(frames).tolist() == wanted
+        seen += wanted
+    assert len(set(seen)) > 1
+
+
+def test_what_lies_before_an_episode_changes_the_action():
+    file = read_policy_path(DATA / "frames.tflite")
+    [spec] = file.contract.observations
+    repeated, zeros = (
+        Policy.load(changed(file, observations=(dataclasses.replace(spec, stack_fill=fill),)))
+        for fill in (None, (0.0,))
+    )
+    frames = np.random.default_rng(2).integers(0, 256, (60, *spec.shape), np.uint8)
+    differing = 0
+    for frame in frames:
+        for policy in (repeated, zeros):
+            policy.begin_episode()
+        differing += repeated.act(frame) != zeros.act(frame)
+        for later in frames[: spec.stack - 1]:
+            last = repeated.act(later), zeros.act(later)
+        # All that lay before the episode has left the stack.
+        assert last[0] == last[1]
+    assert differing > 3
 
 
 def test_the_lint_comes_before_the_runtime():

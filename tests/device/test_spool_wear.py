@@ -6,7 +6,7 @@ import pytest
 
 from quarl_device import cli
 from quarl_device.errors import StateUnwritable, UsageError
-from quarl_device.spool import SpoolConfig
+from quarl_device.spool.config import SpoolConfig
 from quarl_device.spool.records import HEADER_BYTES
 from quarl_device.spool.wear import spool_wear
 

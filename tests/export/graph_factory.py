@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from quarl_device.contract import ActionSpec, Head, HeadKind, Normalizer, ObservationSpec, PolicyContract
+from quarl_export.arithmetic import quantize_bias
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
 from quarl_export.ir.layers import WEIGHTED
 from quarl_export.ir.reference import run_graph
+from quarl_export.kernels import as_rows, layer_scales, write_kernel
+from quarl_export.patch.values import PolicyValues
+from quarl_export.range_plan import QuantizationOptions, RangePlan
 
 
 class Build:
@@ -74,6 +78,33 @@ def random_inputs(graph: PolicyGraph, count: int = 64, seed: int = 0) -> dict[st
 def observed_ranges(graph: PolicyGraph, weights: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, Any]:
     tensors = run_graph(graph, weights, random_inputs(graph, 256, seed))
     return {name: (float(values.min()), float(values.max())) for name, values in tensors.items()}
+
+
+def snapped(
+    layer: Layer, kernel: Any, bias: Any, input_scale: float, *, options: QuantizationOptions
+) -> tuple[Any, Any]:
+    """Kernel and bias, float32, as a file applies them."""
+    scales = layer_scales(layer, kernel, bias, input_scale, options=options)
+    steps = np.empty(as_rows(layer, kernel).T.shape, np.float32)
+    write_kernel(layer, kernel, scales, steps, bits=options.weight_bits, scratch={})
+    rows = np.ascontiguousarray((steps.astype(np.float64) * scales.kernel[:, None]).T, np.float32)
+    if bias is not None:
+        bias = (quantize_bias(bias, scales.bias) * scales.bias).astype(np.float32)
+    return rows.reshape(kernel.shape), bias
+
+
+def snapped_weights(plan: RangePlan, values: PolicyValues) -> dict[str, np.ndarray]:
+    """The weights as the file applies them: on their grids, biases too, which fake quants leave alone."""
+    quantizations = plan.quantizations(plan.effective(values.ranges))
+    weights = dict(values.weights)
+    for layer in plan.graph.layers:
+        if layer.kind in WEIGHTED and layer.name in plan.live and layer.name not in plan.floats:
+            kernel, bias = f"{layer.name}/kernel", f"{layer.name}/bias"
+            scale = quantizations[str(plan.read_as(layer.inputs[0]))].scale
+            weights[kernel], found = snapped(layer, weights[kernel], weights.get(bias), scale, options=plan.options)
+            if found is not None:
+                weights[bias] = found
+    return weights
 
 
 def make_policy(graph: PolicyGraph, *, seed: int = 0, normalizer: Normalizer | None = None, kind: HeadKind = "action",

@@ -123,27 +123,20 @@ def mixed(**changes: Any) -> ImportedPolicy:
     return make_policy({"image": (7, 7, 1), "vector": (3,)}, layers, shapes, output="q", **changes)
 
 
+def with_norm(*, activation: str = "relu", **changes: Any) -> ImportedPolicy:
+    """A layer norm that reads what an int8 layer gives, or behind an ELU what a float one does."""
+    layers = [
+        layer("a", "dense", "observation"), layer("e", activation, "a"), layer("n", "layer_norm", "e"),
+        layer("q", "dense", "n"),
+    ]  # fmt: skip
+    shapes = {
+        "a/kernel": (4, 8), "a/bias": (8,), "n/gamma": (8,), "n/beta": (8,), "q/kernel": (8, 3), "q/bias": (3,),
+    }  # fmt: skip
+    return make_policy({"observation": (4,)}, layers, shapes, output="q", **changes)
+
+
 def with_elu(**changes: Any) -> ImportedPolicy:
-    layers = [
-        layer("a", "dense", "observation"), layer("e", "elu", "a"), layer("n", "layer_norm", "e"),
-        layer("q", "dense", "n"),
-    ]  # fmt: skip
-    shapes = {
-        "a/kernel": (4, 8), "a/bias": (8,), "n/gamma": (8,), "n/beta": (8,), "q/kernel": (8, 3), "q/bias": (3,),
-    }  # fmt: skip
-    return make_policy({"observation": (4,)}, layers, shapes, output="q", **changes)
-
-
-def with_norm(**changes: Any) -> ImportedPolicy:
-    """A layer norm that reads what an int8 layer gives."""
-    layers = [
-        layer("a", "dense", "observation"), layer("r", "relu", "a"), layer("n", "layer_norm", "r"),
-        layer("q", "dense", "n"),
-    ]  # fmt: skip
-    shapes = {
-        "a/kernel": (4, 8), "a/bias": (8,), "n/gamma": (8,), "n/beta": (8,), "q/kernel": (8, 3), "q/bias": (3,),
-    }  # fmt: skip
-    return make_policy({"observation": (4,)}, layers, shapes, output="q", **changes)
+    return with_norm(activation="elu", **changes)
 
 
 def rows(policy: ImportedPolicy, count: int, *, seed: int = 0, spread: float = 1.0) -> dict[str, np.ndarray]:

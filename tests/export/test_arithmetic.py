@@ -62,7 +62,7 @@ def test_activation_range_maps_zero_and_both_ends(low, width):
 @pytest.mark.parametrize(
     ("low", "high"), [(0.0, 0.0), (0.5, 1.0), (-2.0, -1.0), (1.0, -1.0), (np.nan, 1.0), (0.0, np.nan)]
 )
-def test_degenerate_ranges_are_refused(low, high):
+def test_activation_ranges_that_are_none_are_refused(low, high):
     with pytest.raises(PatchError, match="range"):
         activation_quantization(low, high)
 

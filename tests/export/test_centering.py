@@ -34,7 +34,7 @@ def test_centring_changes_no_action_and_leaves_a_mean_of_zero():
 def test_a_head_that_int8_cannot_resolve_is_refused_until_it_is_centred():
     policy = near_a_hundred()
     data = CalibrationData.checked(policy.contract, rows(policy, 256), source="t")
-    with pytest.raises(CheckFailed, match=r"Q10 actions: .*--center-q.*evaluate say what"):
+    with pytest.raises(CheckFailed, match=r"Q10 actions: .*--center-q.*--env ID"):
         build_file(policy, ExportOptions(), data=data)
     built = build_file(policy, ExportOptions(center_q=True), data=data)
     assert built.file.provenance["export"]["center_q"]

@@ -47,12 +47,14 @@ def with_outputs(built, role, values):
     return subject
 
 
-def test_a_right_file_passes_all_twelve(built, actor):
+def test_a_right_file_passes_all(built, actor):
     for file in (built, actor):
         assert [result.code for result in file.checks] == list(NAMES)
         assert all(result.passed for result in file.checks), [r.to_json() for r in file.checks if not r.passed]
         assert file.forced == ()
-        assert set(file.checks[0].to_json()) == {"code", "name", "passed", "value", "limit", "message"}
+        keys = {"code", "name", "passed", "value", "limit", "message", "advisory", "detail"}
+        assert all(set(result.to_json()) == keys for result in file.checks)
+        assert not any(result.advisory for result in file.checks)
 
 
 def test_refusing_names_every_failed_check_and_carries_all():
@@ -204,7 +206,9 @@ def test_q10_and_q11_see_other_actions(built):
     drawn = with_outputs(built, "q_values", outputs)
     drawn = dataclasses.replace(drawn, recorded=False)
     drawn.__dict__["file_outputs"] = {"q_values": outputs}
-    assert all(result.passed for result in check_actions(drawn))
+    assert all(result.passed and result.advisory for result in check_actions(drawn))
+    decided = with_outputs(built, "q_values", outputs)
+    assert all(result.passed and result.advisory for result in check_actions(decided, decided=True))
 
 
 def test_q10_and_q11_measure_continuous_actions_in_their_range(actor):
@@ -223,6 +227,8 @@ def test_a_runs_own_file_is_told_and_not_failed_by_observations(built):
     assert agreement.passed
     assert regret.passed
     assert agreement.value < 0.75
+    assert agreement.advisory
+    assert regret.advisory
 
 
 def test_q12_says_why_a_device_refuses(built):

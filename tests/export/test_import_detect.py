@@ -35,7 +35,7 @@ def test_a_zip_of_something_else(tmp_path):
     path = tmp_path / "photos.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("holiday.jpg", b"")
-    with pytest.raises(ModelFileError, match="begins with"):
+    with pytest.raises(ModelFileError, match="holds no policy that is known"):
         detect(path)
 
 

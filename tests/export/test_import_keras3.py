@@ -56,7 +56,7 @@ def test_the_reference_answers_as_keras_3_did(name):
     assert policy.provenance["largest_difference"] <= 1e-4
 
 
-def test_issue_1_a_keras_3_file_is_read_by_its_weights():
+def test_row_1_a_keras_3_file_is_read_by_its_weights():
     assert detect(HERE / "mlp.keras").kind == "keras archive"
     policy = import_policy(HERE / "mlp.keras", options=ImportOptions(env_id="CartPole-v1", algorithm="dqn"))
     assert [layer.kind for layer in policy.graph.layers] == ["dense", "relu", "dense"]

@@ -45,7 +45,7 @@ def test_a_checkpoint_computes_what_it_computed(tmp_path, normalized):
     )
 
 
-def test_issue_7_a_quantization_aware_policy_reloads_with_its_ranges(tmp_path):
+def test_row_7_a_quantization_aware_policy_reloads_with_its_ranges(tmp_path):
     """tfmot models do not reload from .keras; our checkpoints round-trip, ranges included."""
     snapshot = trained()
     policy = import_policy(saved(tmp_path, snapshot))

@@ -281,13 +281,13 @@ def test_files_of_a_mixed_model_are_read_alike(mixed, tmp_path, name):
     json.dumps(policy.provenance)
 
 
-def test_issue_16_what_is_exported_acts_as_the_model_acts(mixed, tmp_path):
+def test_row_16_what_is_exported_acts_as_the_model_acts(mixed, tmp_path):
     """Reports of exported nets that choose other actions than the agent: the import compares them itself."""
     policy = import_policy(save(mixed, tmp_path / "model.h5"))
     assert 0 <= policy.provenance["largest_difference"] <= policy.provenance["tolerance"]
 
 
-def test_issue_17_dict_observations_have_named_inputs_and_a_normaliser_each(mixed):
+def test_row_17_dict_observations_have_named_inputs_and_a_normaliser_each(mixed):
     policy = import_keras_model(mixed)
     assert [spec.key for spec in policy.contract.observations] == ["image", "vector"]
     normalizer = policy.contract.normalizer
@@ -295,7 +295,7 @@ def test_issue_17_dict_observations_have_named_inputs_and_a_normaliser_each(mixe
     np.testing.assert_allclose(normalizer.offset["vector"], [1, 100, -7], atol=9)
 
 
-def test_issue_20_mixed_vector_and_image_behind_one_normalisation():
+def test_row_20_mixed_vector_and_image_behind_one_normalisation():
     image, vector = layers.Input((3, 3, 1), name="image"), layers.Input((2,), name="vector")
     joined = layers.Concatenate()([layers.Flatten()(image), vector])
     data = np.random.default_rng(0).normal(4, 2, (60, 11)).astype(np.float32)
@@ -453,26 +453,26 @@ def test_a_damaged_saved_model_is_refused(tmp_path):
 # Refusals
 
 
-def test_issue_1_a_keras_3_object_is_named_and_its_file_offered():
+def test_row_1_a_keras_3_object_is_named_and_its_file_offered():
     base = type("Sequential", (), {"__module__": "keras.src.models.sequential"})  # its import would cost seconds
     with pytest.raises(UnsupportedModel, match=r"Keras 3.*\.keras"):
         import_keras_model(base())
 
 
-def test_issue_2_layer_norm_is_a_kind_that_stays_in_float():
+def test_row_2_layer_norm_is_a_kind_that_stays_in_float():
     policy = imported(model_of(layers.Dense(4), layers.LayerNormalization(name="norm")))
     assert "norm" not in policy.graph.range_sites()[:1]
     assert "layer_norm" in kinds(policy)
 
 
 @pytest.mark.parametrize("layer", [layers.LSTM(4, name="memory"), layers.GRU(4, name="memory")])
-def test_issue_3_recurrent_layers_are_refused_by_name_with_what_to_do(layer, tmp_path):
+def test_row_3_recurrent_layers_are_refused_by_name_with_what_to_do(layer, tmp_path):
     path = save(model_of(layer, shape=(5, 3)), tmp_path / "model.h5")
     with pytest.raises(UnsupportedModel, match=r"'memory'.*stack frames"):
         import_policy(path)
 
 
-def test_issue_4_nested_models_are_opened():
+def test_row_4_nested_models_are_opened():
     inner = keras.Sequential([layers.Input((4,)), layers.Dense(5, activation="relu", name="d")], name="inner")
     outer = keras.Sequential([layers.Input((4,)), inner, layers.Dense(3)], name="outer")
     policy = imported(model_of(outer))
@@ -488,7 +488,7 @@ class Subclass(keras.Model):
         return self.dense(inputs)
 
 
-def test_issue_4_a_subclass_is_refused_with_what_to_do(tmp_path):
+def test_row_4_a_subclass_is_refused_with_what_to_do(tmp_path):
     model = Subclass()
     model(np.zeros((1, 4), np.float32))
     with pytest.raises(UnsupportedModel, match=r"'mine' is a subclass.*keras\.Model"):
@@ -497,7 +497,7 @@ def test_issue_4_a_subclass_is_refused_with_what_to_do(tmp_path):
         import_policy(save(model, tmp_path / "saved"))
 
 
-def test_issue_5_batch_norm_anywhere_is_folded():
+def test_row_5_batch_norm_anywhere_is_folded():
     model = model_of(
         layers.BatchNormalization(),
         layers.Dense(6, activation="relu"),
@@ -512,7 +512,7 @@ def test_issue_5_batch_norm_anywhere_is_folded():
 
 
 @pytest.mark.parametrize("class_name", ["QuantizeWrapperV2", "QuantizeLayer"])
-def test_issue_7_a_tfmot_model_is_refused_by_what_it_is(tmp_path, class_name):
+def test_row_7_a_tfmot_model_is_refused_by_what_it_is(tmp_path, class_name):
     """Such files do not reload in tfmot itself; our own checkpoints do (test_import_run)."""
     path = save(model_of(layers.Dense(3, name="wrapped")), tmp_path / "model.h5")
     edit(path, lambda config: config["config"]["layers"][1].update(class_name=class_name, registered_name=class_name))

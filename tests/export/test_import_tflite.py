@@ -205,6 +205,7 @@ def saved(path, *, names=("action", "get_initial_state", "get_train_step"), act=
         "action": (act or agent.act, [tf.TensorSpec((1, 4), tf.float32, name="observation")]),
         "get_initial_state": (initial, [tf.TensorSpec((), tf.int32, name="batch")]),
         "get_train_step": (lambda: {"step": agent.steps + 1}, []),
+        "about": (lambda: {"step": agent.steps + 2}, []),
     }
     agent.functions = [tf.function(functions[name][0], input_signature=functions[name][1]) for name in names]
     with without_tensorflow_noise():
@@ -212,8 +213,8 @@ def saved(path, *, names=("action", "get_initial_state", "get_train_step"), act=
     return path, agent
 
 
-def test_issue_19_of_several_functions_the_acting_one_is_exported(tmp_path):
-    path, agent = saved(tmp_path / "agent")
+def test_row_19_of_several_functions_the_acting_one_is_exported(tmp_path):
+    path, agent = saved(tmp_path / "agent", names=("about", "action", "get_train_step"))
     policy = import_policy(path)
     rows = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
     expected = np.maximum(rows, 0) @ agent.kernel.numpy()

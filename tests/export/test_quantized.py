@@ -23,8 +23,8 @@ from quarl_device.errors import NonFiniteError, PatchError, UsageError
 from quarl_device.runtime import find_runtime
 from quarl_export.graph import view
 from quarl_export.ir.reference import run_reference
-from quarl_export.quantized import build_quantized, convert_quantized
-from quarl_export.range_plan import QuantizationOptions
+from quarl_export.quantized import build_planned, convert_quantized, policy_values
+from quarl_export.range_plan import QuantizationOptions, plan_ranges
 
 
 def converted(graph, *, normalizer=None, kind="action", **options):
@@ -60,7 +60,8 @@ def test_file_and_fake_quants_agree_within_biases(name):
     inputs = random_inputs(graph, 40, seed=5)
     outputs = run(policy, model, inputs)
     ranges = observed_ranges(graph, policy.weights)
-    twin = build_quantized(graph, policy.weights, ranges, options=QuantizationOptions())
+    plan = plan_ranges(graph, QuantizationOptions())
+    twin = build_planned(plan, policy_values(policy, plan, ranges))
     expected = twin([inputs[item.key] for item in graph.inputs])
     reference = run_reference(policy, inputs)
     for place, (role, source) in enumerate(graph.outputs.items()):

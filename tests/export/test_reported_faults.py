@@ -1,21 +1,36 @@
 """Faults that people reported of other exporters, each by its number in the list of public reports."""
 
 import dataclasses
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from export_factory import make_spec, observations
 from policy_factory import mlp, rows, with_elu, with_norm
+from report_pairs import pair
 
-from quarl_device.errors import CheckFailed
+from quarl_device.errors import CheckFailed, ConversionError
 from quarl_device.flatbuffer import read_graph
+from quarl_device.policy_file import read_policy
+from quarl_device.runtime import find_runtime
 from quarl_export.calibration import CalibrationData, RangeRule
 from quarl_export.checks.op_versions import unknown_operators
 from quarl_export.checks.operators import check_float
+from quarl_export.keras2 import keras, tf
 from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.qat import QatPolicy
+from quarl_export.range_health import range_health
+from quarl_export.range_plan import QuantizationOptions
 from quarl_export.ranges import find_ranges
+from quarl_export.reports import compare_files
 from quarl_export.schemes import SchemeOptions, convert
+from quarl_export.snapshot import START_RANGE
+from quarl_export.template import Template
+
+ROOT = Path(__file__).parents[2]
 
 
 def data_of(policy):
@@ -25,6 +40,12 @@ def data_of(policy):
 def with_ranges(policy, **ranges):
     found = find_ranges(policy, data_of(policy), RangeRule())
     return dataclasses.replace(policy, ranges={**found, **ranges})
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int16x8"])
+def test_row_2_a_layer_norm_is_refused_with_its_name_and_what_to_do(scheme):
+    with pytest.raises(ConversionError, match=r"layer 'n' is layer_norm.*--keep-float n"):
+        build_file(with_norm(), ExportOptions(scheme=SchemeOptions(scheme=scheme)), data=data_of(with_norm()))
 
 
 def test_row_6_a_range_that_is_still_where_stock_quantizers_start_is_refused():
@@ -73,7 +94,7 @@ from quarl_export.schemes import SchemeOptions, convert
 from quarl_export.pipeline import ExportOptions, build_file
 policy = mlp()
 ranges = dict.fromkeys(policy.graph.range_sites(), (-3.0, 3.0))
-for number in range(10):
+for number in range(8):
     convert(policy, SchemeOptions(), ranges=ranges)
     if number == 3:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -82,9 +103,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_row_13_conversions_do_not_pile_up_memory():
-    """Six conversions of a small network, after the first ones; pushes do not convert at all."""
-    from pathlib import Path
-
+    """Four conversions of a small network, after the first ones; pushes do not convert at all."""
     script = _CONVERTS.format(tests=str(Path(__file__).parent))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-500:]
@@ -127,3 +146,77 @@ def test_weights_beyond_int8_are_clipped_nowhere():
     kernels = [t for t in graph.tensors if t.size and t.dtype == "int8" and t.shape == (16, 4)]
     assert float(kernels[0].quantization.scales[0]) == pytest.approx(9.0 / 127)
     assert np.abs(graph.constant(kernels[0])).max() == 127
+
+
+@pytest.mark.parametrize("flag", [{"training": True}, {}], ids=["training", "forgotten"])
+def test_row_23_ranges_move_in_a_loop_of_ones_own_and_a_forgotten_flag_is_named(flag):
+    policy, data = QatPolicy(make_spec(hidden=(8, 6)), seed=1), observations(32)
+    optimizer = keras.optimizers.SGD(0.1)
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(policy.model(data, **flag) - 1.0))
+        gradients = tape.gradient(loss, policy.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, policy.trainable_variables, strict=True))
+    snapshot = policy.snapshot()
+    faults = range_health(snapshot, data).faults
+    if flag:
+        assert snapshot.range_updates.tolist() == [3.0] * 3
+        assert (snapshot.ranges[:, 1] != START_RANGE).all()
+        assert not faults
+    else:
+        assert snapshot.range_updates.tolist() == [0.0] * 3
+        assert len(faults) == 3
+        assert all("was never set" in fault for fault in faults)
+
+
+def test_row_26_the_guide_writes_other_weights_into_a_converted_file(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "patching.md").read_text(), re.DOTALL)
+    (tmp_path / "agent.zip").write_bytes((ROOT / "tests" / "data" / "sb3" / "dqn_cartpole.zip").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "patching.md", "exec"), {})  # noqa: S102
+    before, after = (read_policy((tmp_path / f"{name}.tflite").read_bytes()) for name in ("before", "after"))
+    seen = {"observation": before.golden.observations["observation"][:1]}
+    one, two = (
+        find_runtime().load(file.data, inputs=["observation"], outputs=["q_values"]).run(seen)["q_values"].copy()
+        for file in (before, after)
+    )
+    step = float(
+        read_graph(before.data).tensors[read_graph(before.data).operators[-1].inputs[0]].quantization.scales[0]
+    )
+    np.testing.assert_allclose(two - one, 0.5, atol=step)
+
+
+def test_comparing_leaves_the_next_conversion_as_it_was():
+    """TensorFlow's own debugger leaves its converter in a state in which it gives float files."""
+    policy = mlp()
+    ranges = find_ranges(policy, data_of(policy), RangeRule())
+    before = convert(policy, SchemeOptions(), ranges=ranges)
+    assert compare_files(*pair("dueling"), rows=16).layers
+    assert convert(policy, SchemeOptions(), ranges=ranges) == before
+
+
+def test_digests_see_every_weight():
+    """The hash that the converter writes sees the structure alone."""
+    policy = mlp()
+    options, data = ExportOptions(scheme=SchemeOptions(scheme="float32")), data_of(policy)
+    one, again = (build_file(policy, options, data=data).file for _ in range(2))
+    policy.weights["q/bias"][0] += np.float32(1e-3)
+    other = build_file(policy, options, data=data).file
+    assert one.sha256 == again.sha256 != other.sha256
+
+
+def test_bit_widths_do_not_leak_from_one_template_into_another():
+    """Stock n-bit settings are kept in a class, so that building for 4 bits changes what was built for 8."""
+    policy = with_ranges(mlp())
+
+    def largest(template):
+        graph = read_graph(template.patch_policy(policy))
+        kernels = [t for t in graph.tensors if t.dtype == "int8" and len(t.shape) == 2 and t.size]
+        return [int(np.abs(graph.constant(kernel)).max()) for kernel in kernels if graph.constant(kernel) is not None]
+
+    eight = Template.from_model(policy, verify=False)
+    whole = eight.patch_policy(policy)
+    four = Template.from_model(policy, options=QuantizationOptions(weight_bits=4), verify=False)
+    assert set(largest(four)) == {7}
+    assert eight.patch_policy(policy) == whole
+    assert set(largest(eight)) == {127}

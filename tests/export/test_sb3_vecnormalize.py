@@ -9,7 +9,7 @@ from sb3_factory import SB3, Built, Call, Name, Raw, array, doubled, pickled
 from quarl_device.contract import ObservationSpec
 from quarl_device.errors import ModelFileError, NonFiniteError, SpaceMismatch, UnsafeSource, UnsupportedModel
 from quarl_export.importers.sb3 import vecnormalize as vecnormalize_module
-from quarl_export.importers.sb3.observations import Seen, normalizer
+from quarl_export.importers.sb3.observations import Seen, filled, normalizer
 from quarl_export.importers.sb3.spaces import Box
 from quarl_export.importers.sb3.vecnormalize import Statistics, VecNormalize, read_vecnormalize
 
@@ -123,10 +123,10 @@ def test_the_file_is_capped(tmp_path, monkeypatch):
         read_vecnormalize(write(tmp_path / "v.pkl"))
 
 
-def seen(shape, *, image=False, dtype="float32", stack=1, frame=None):
+def seen(shape, *, image=False, dtype="float32", stack=1, frame=None, fill=None):
     low, high = (np.zeros(shape), np.full(shape, 255)) if dtype == "uint8" else (np.full(shape, -9), np.full(shape, 9))
     own = (*shape[1:], shape[0]) if image else (int(np.prod(shape)),)
-    spec = ObservationSpec(key="x", shape=frame or (own if image else shape), dtype=dtype, stack=stack)
+    spec = ObservationSpec(key="x", shape=frame or (own if image else shape), dtype=dtype, stack=stack, stack_fill=fill)
     return Seen(box=Box(shape=shape, dtype=dtype, low=low, high=high), spec=spec, shape=own, is_image=image)
 
 
@@ -180,7 +180,25 @@ def test_a_clip_that_would_cut_images_is_refused():
         normalizer((vector, image), VecNormalize(statistics=one, clip=0.9), divides_images=True, what="it")
 
 
-def test_statistics_per_pixel_need_the_environments_axes():
-    image = seen((2, 3, 4), image=True, frame=(2, 3, 4))
-    with pytest.raises(UnsupportedModel, match="other axes"):
-        constants(image, np.zeros((2, 3, 4)))
+@pytest.mark.parametrize(("frame", "stack"), [((2, 3, 4), 1), ((1, 3, 4), 2), ((3, 4), 2), ((3, 4, 1), 2)])
+def test_statistics_per_pixel_lie_where_the_network_has_the_pixel(frame, stack):
+    """Whichever axes the environment has: constants are of the graph's input, channels last."""
+    mean = np.arange(24.0).reshape(2, 3, 4)
+    found = constants(seen((2, 3, 4), image=True, stack=stack, frame=frame), mean)
+    assert found.offset["x"] == tuple(mean.transpose(1, 2, 0).ravel())
+
+
+def test_zeros_before_an_episode_are_zeros_of_what_was_stacked():
+    raw = seen((6,), stack=3, frame=(2,), fill=(0.0,))
+    after = VecNormalize(statistics={"x": Statistics(offset=np.arange(6.0), scale=np.ones(6), count=1.0)}, clip=9.0)
+    before = VecNormalize(
+        statistics={"x": Statistics(offset=np.array([3.0, 4.0]), scale=np.ones(2), count=1.0)}, clip=9.0
+    )
+    for statistics_, fill in ((None, (0.0,)), (after, (0.0,)), (before, (3.0, 4.0))):
+        [found] = filled((raw,), statistics_, what="it")
+        assert found.spec.stack_fill == fill
+    single = seen((2,))
+    assert filled((single,), before, what="it") == (single,)
+    whole = seen((6,), stack=3, frame=(2,), fill=(0.0,), dtype="uint8")
+    with pytest.raises(UnsupportedModel, match="is uint8 and was normalised before it was stacked"):
+        filled((whole,), before, what="it")

@@ -32,6 +32,14 @@ def test_bench_act_says_what_it_measured(capfd):
     assert set(said) >= {"act_us_p50", "raw_us_p50", "ratio", "runtime", "float_us_p50", "machine"}
 
 
+def test_bench_act_takes_the_ends_of_the_file(capfd):
+    words = ["bench", "act", "--hidden", "8", "--io", "int8", "--calls", 200]
+    code, out, _ = run(capfd, *words)
+    assert code == 0
+    assert "float32 8 → 8, int8 ends: int8 " in out
+    assert run(capfd, *words[:-3], "int4")[0] == 2
+
+
 @pytest.mark.parametrize("text", ["", "64,", "a", "64;64", "1e3"])
 @pytest.mark.parametrize("command", ["push", "act"])
 def test_sizes_that_are_none_are_one_line(capfd, command, text):
@@ -65,7 +73,10 @@ def test_an_unknown_source_is_refused_by_name(capfd):
     assert "nobody" in err
 
 
-def test_a_trained_agent_is_played_in_every_scheme(capfd):
+def test_a_trained_agent_is_played_in_every_scheme(capfd, monkeypatch):
+    from quarl_edge import scheme_table
+
+    monkeypatch.setattr(scheme_table, "_JUDGED_EPISODES", 10)
     words = ["bench", "schemes", TRAINED / "sources.toml", "--only", "SB3 DQN", "--episodes", 3, "--format", "json"]
     code, out, err = run(capfd, *words)
     assert code == 0, err
@@ -76,4 +87,8 @@ def test_a_trained_agent_is_played_in_every_scheme(capfd):
     returns = {scheme: cell["return_mean"] for scheme, cell in row["schemes"].items()}
     assert returns["float32"] > 400
     assert returns["int8"] > 0.8 * returns["float32"]
+    verdicts = {scheme: cell["returns_check"]["verdict"] for scheme, cell in row["schemes"].items()}
+    assert (verdicts["float32"], verdicts["int8"], verdicts["dynamic"]) == ("not judged", "held", "lost")
+    assert row["schemes"]["int8"]["failed_checks"] == []
+    assert row["schemes"]["dynamic"]["failed_checks"] == ["Q13"]
     assert row["schemes"]["int8"]["bytes"] < row["schemes"]["float32"]["bytes"]

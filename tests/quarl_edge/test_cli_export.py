@@ -31,13 +31,13 @@ def recorded(tmp_path_factory):
 
 def test_a_zip_by_playing_its_environment(tmp_path, capsys):
     model = tmp_path / "model.tflite"
-    code, told, _ = run(capsys, model, "--from", ZIP, "--env", "CartPole-v1", "--steps", 200)
+    code, told, _ = run(capsys, model, "--from", ZIP, "--env", "CartPole-v1", "--steps", 800)
     assert code == 0
     assert {"model", "bytes", "sha256", "scheme", "env", "golden_vectors", "max_lsb_error"} <= set(told)
     assert (told["scheme"], told["env"], told["max_lsb_error"], told["forced"]) == ("int8", "CartPole-v1", 0, [])
-    assert [check["code"] for check in told["checks"]] == [f"Q{n:02}" for n in range(1, 13)]
+    assert [check["code"] for check in told["checks"]] == [f"Q{n:02}" for n in range(1, 14)]
     file = read_policy_path(model)
-    assert file.provenance["export"]["ranges"]["observations"].startswith("200 steps of CartPole-v1")
+    assert file.provenance["export"]["ranges"]["observations"].startswith("800 steps of CartPole-v1")
     Policy.load(file)
 
 
@@ -66,9 +66,32 @@ def test_a_page_and_an_edge_tpu_verdict_beside_the_file(tmp_path, capsys, record
         "--edge-tpu", "--io", "int8",
     )  # fmt: skip
     assert code == 0
-    assert Path(told["report"]).read_text().startswith("<!")
+    html = Path(told["report"]).read_text()
+    assert html.startswith("<!")
+    assert "<title>m.tflite against m.tflite in float32</title>" in html
+    assert f"<code>{tmp_path / 'm.tflite'}</code>" in html
     assert told["edge_tpu"]["compiler"] is None
     assert isinstance(told["edge_tpu"]["compatible"], bool)
+
+
+def test_doubtful_statistics_are_shown_in_text_and_json(tmp_path, capsys):
+    trained = ZIP.parents[1] / "trained"
+    words = [
+        tmp_path / "m.tflite", "--from", trained / "td3_pendulum.zip", "--scheme", "float32", "--env", "Pendulum-v1",
+        "--steps", 100, "--vecnormalize", trained / "ppo_pendulum.vecnormalize.pkl",
+    ]  # fmt: skip
+    code, told, _ = run(capsys, *words)
+    assert code == 0
+    assert "another agent's" in told["warnings"][0]
+    assert main(["export", *map(str, words)]) == 0
+    assert "WARNING" in capsys.readouterr().out.splitlines()[2]
+
+
+def test_a_layer_that_needs_float_is_refused_with_the_words_that_keep_it(tmp_path, capsys, recorded):
+    source = ZIP.parents[1] / "keras3" / "elu.keras"
+    code, told, _ = run(capsys, tmp_path / "m.tflite", "--from", source, "--calibrate", recorded)
+    assert code == 13
+    assert "--keep-float hidden_elu; or" in told["error"]["hint"]
 
 
 def test_a_float_file_needs_no_calibration(tmp_path, capsys):
@@ -115,10 +138,12 @@ def test_calibration_that_does_not_fit_is_refused(tmp_path, capsys):
 
 
 def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys):
-    """One dimension of the held-out rows leaves what was calibrated with."""
+    """One dimension of every sixth held-out row leaves what was calibrated with."""
+    from quarl_export.calibration.hold_out import hold_out
+
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(400, 4)).astype(np.float32)
-    rows[3::4, 1] = 30.0
+    rows[np.flatnonzero(hold_out(400).rows)[::6], 1] = 30.0
     np.savez(tmp_path / "rows.npz", observation=rows)
     model = tmp_path / "m.tflite"
     words = (model, "--from", ZIP, "--calibrate", tmp_path / "rows.npz")
@@ -131,12 +156,49 @@ def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys)
     assert code == 0
     assert "Q03" in told["forced"]
     assert "Q03" in read_policy_path(model).provenance["forced"]
+    page = tmp_path / "page"
+    assert main(["export", *map(str, words), "--force", "--report", str(page)]) == 0
+    first = capsys.readouterr().out.splitlines()[2]
+    assert "FORCED" in first
+    assert "Q03" in first
+    html = (page / "index.html").read_text()
+    assert f"{model} was written with --force" in html
+
+
+def test_returns_decide_where_there_is_an_environment_and_zero_episodes_leave_them_out(tmp_path, capsys, recorded):
+    """This agent's actions differ in int8, and it returns the same: its episodes are over before it matters."""
+    words = (tmp_path / "m.tflite", "--from", ZIP, "--env", "CartPole-v1", "--calibrate", recorded, "--force")
+    _, told, _ = run(capsys, *words, "--episodes", 10, "--seed", 3)
+    checks = {entry["code"]: entry for entry in told["checks"]}
+    assert checks["Q13"]["detail"] | {"env": "CartPole-v1", "episodes": 10, "seed": 100_003} == checks["Q13"]["detail"]
+    assert [checks[code]["advisory"] for code in ("Q03", "Q10", "Q11", "Q12")] == [True, True, True, False]
+    _, told, _ = run(capsys, *words, "--episodes", 0)
+    checks = {entry["code"]: entry for entry in told["checks"]}
+    assert checks["Q13"]["detail"] == {"verdict": "not judged"}
+    assert not checks["Q10"]["advisory"]
+    code, told, _ = run(capsys, *words, "--episodes", 5)
+    assert code == 2
+    assert "5 episodes" in told["error"]["message"]
+
+
+def test_a_trained_dqn_passes_by_its_returns_and_a_broken_scheme_of_it_does_not(tmp_path, capsys):
+    """Q10 and Q11 refused the first; the second returns 200 of 500."""
+    words = (tmp_path / "m.tflite", "--from", DQN, "--env", "CartPole-v1", "--episodes", 20)
+    code, told, _ = run(capsys, *words)
+    assert code == 0
+    checks = {entry["code"]: entry for entry in told["checks"]}
+    assert checks["Q10"]["value"] < checks["Q10"]["limit"]
+    assert checks["Q13"]["detail"]["file_return_mean"] > 475
+    code, told, _ = run(capsys, *words, "--scheme", "dynamic")
+    assert code == 19
+    assert [entry["code"] for entry in told["checks"] if not entry["passed"]] == ["Q13"]
+    assert told["error"]["message"].startswith("Q13 returns: ")
 
 
 def test_the_text_form_names_every_check(tmp_path, capsys, recorded):
     assert main(["export", str(tmp_path / "m.tflite"), "--from", str(ZIP), "--calibrate", str(recorded)]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("Q01 finite", "Q12 loads", "golden vectors", "quarl-edge evaluate"))
+    assert all(word in out for word in ("Q01 finite", "Q13 returns", "golden vectors", "quarl-edge evaluate"))
 
 
 def test_choices_are_those_of_the_library_and_refused_before_it_is_loaded():

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from block_factory import ACTION, OBSERVATION, SPEC, World
+from block_factory import ACTION, OBSERVATION, SPEC, World, boot_id
 
 from quarl_device.contract import Head, PolicyContract
 from quarl_device.errors import JournalError
@@ -34,18 +34,46 @@ def write(directory, world, blocks, steps=10):
 @pytest.mark.parametrize("next_step", [False, True])
 def test_gives_back_what_was_acted_on(tmp_path, next_step):
     expected = write(tmp_path / "journal", World(num_envs=3, next_step=next_step), 7)
-    found = recorded_observations(tmp_path / "journal", CONTRACT)["observation"]
+    found = recorded_observations(tmp_path / "journal", CONTRACT).observations["observation"]
     assert np.array_equal(found, expected)
 
 
 def test_keeps_the_newest(tmp_path):
     expected = write(tmp_path / "journal", World(num_envs=2), 9)
-    found = recorded_observations(tmp_path / "journal", CONTRACT, most=50)["observation"]
+    found = recorded_observations(tmp_path / "journal", CONTRACT, most=50).observations["observation"]
     assert np.array_equal(found, expected[-50:])
 
 
-def test_nothing_recorded_is_empty(tmp_path):
-    assert recorded_observations(tmp_path / "journal", CONTRACT) == {}
+def test_nothing_recorded_is_nothing(tmp_path):
+    assert recorded_observations(tmp_path / "journal", CONTRACT) is None
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+@pytest.mark.parametrize("most", [10_000, 40])
+def test_observations_of_one_episode_have_one_number_across_blocks(tmp_path, next_step, most):
+    world = World(num_envs=3, next_step=next_step)
+    write(tmp_path / "journal", world, 7)
+    found = recorded_observations(tmp_path / "journal", CONTRACT, most=most)
+    by_row = dict(zip(map(tuple, found.observations["observation"].tolist()), found.episodes.tolist(), strict=True))
+    told = {}
+    for env, happened in enumerate(world.rows):
+        episode = 0
+        for row in happened:
+            episode += row.start
+            if row.valid and (float(env), row.obs) in by_row:
+                told.setdefault((env, episode), set()).add(by_row[float(env), row.obs])
+    assert all(len(numbers) == 1 for numbers in told.values())
+    assert len(set.union(*told.values())) == len(told) > 3
+
+
+def test_streams_of_two_actors_are_no_one_episode(tmp_path):
+    journal = Journal(tmp_path / "journal", segment_bytes=2_000)
+    codec = BlockCodec(SPEC)
+    for boot in range(2):
+        world = World(num_envs=1, end_chance=0.0)
+        journal.append("pi-1", codec.encode(world.block(5, 0, boot=boot_id(boot))))
+    journal.close()
+    assert recorded_observations(tmp_path / "journal", CONTRACT).episodes.tolist() == [1] * 5 + [3] * 5
 
 
 def test_another_environments_journal_is_refused(tmp_path):

@@ -54,7 +54,9 @@ class Agent:
         self._shared = shared = Shared(MemoryOutbox(boot_id) if outbox is None else outbox, session)
         named = f"{runtime.name} {runtime.version}"
         self._speaker = Speaker(config, boot_id=boot_id, link=link, shared=shared, runtime=named)
-        self._listener = Listener(config, boot_id=boot_id, runtime=runtime, shared=shared, speaker=self._speaker)
+        self._listener = Listener(
+            config, boot_id=boot_id, link=link, runtime=runtime, shared=shared, speaker=self._speaker
+        )
         self._ticker = Ticker(link, shared=shared, speaker=self._speaker, inbox=self._listener.inbox)
         self._connecting = False
 

@@ -1,4 +1,4 @@
-"""Returns and lengths of finished training episodes, from the rows of a block."""
+"""Returns of finished training episodes, from the rows of a block."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class EpisodeStatistics:
         self.episodes = 0
         self.steps = 0
         self._return = np.zeros(num_envs)
-        self._length = np.zeros(num_envs, np.int64)
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+        self._recent: deque[float] = deque(maxlen=_RECENT)
 
     def add(
         self, reward: NDArray[np.float32], valid: NDArray[np.bool_], start: NDArray[np.bool_], ended: NDArray[np.bool_]
@@ -40,41 +39,24 @@ class EpisodeStatistics:
             ended: bool[T, N], terminated or truncated.
         """
         self.steps += int(np.count_nonzero(valid))
-        torn = start[0] & (self._length > 0)
-        if torn.any():
-            self._return[torn] = 0.0
-            self._length[torn] = 0
+        self._return[start[0]] = 0.0
         returns = np.cumsum(np.where(valid, reward, 0.0), axis=0, dtype=np.float64)
-        lengths = np.cumsum(valid, axis=0)
         # Column by column, so that an environment's ends follow each other.
         env, row = np.nonzero((ended & valid).T)
         if env.size:
             total = returns[row, env] + self._return[env]
-            length = lengths[row, env] + self._length[env]
             again = np.flatnonzero(env[1:] == env[:-1]) + 1
             total[again] = returns[row[again], env[again]] - returns[row[again - 1], env[again]]
-            length[again] = lengths[row[again], env[again]] - lengths[row[again - 1], env[again]]
             order = np.argsort(row, kind="stable")[-_RECENT:]
-            self._recent.extend(zip(total[order].tolist(), length[order].tolist(), strict=True))
+            self._recent.extend(total[order].tolist())
             self.episodes += int(env.size)
             last = np.append(np.flatnonzero(env[1:] != env[:-1]), env.size - 1)
             self._return[env[last]] = -returns[row[last], env[last]]
-            self._length[env[last]] = -lengths[row[last], env[last]]
         self._return += returns[-1]
-        self._length += lengths[-1]
 
     @property
     def return_mean(self) -> float:
         """Mean return of the last 100 finished episodes, 0 if there are none."""
-        recent = self._snapshot()
-        return sum(total for total, _ in recent) / len(recent) if recent else 0.0
-
-    @property
-    def length_mean(self) -> float:
-        """Mean length of the last 100 finished episodes in steps, 0 if there are none."""
-        recent = self._snapshot()
-        return sum(length for _, length in recent) / len(recent) if recent else 0.0
-
-    def _snapshot(self) -> tuple[tuple[float, int], ...]:
         # Other threads ask while the loop's adds, and a deque must not change while Python code iterates over it.
-        return tuple(self._recent)
+        recent = tuple(self._recent)
+        return sum(recent) / len(recent) if recent else 0.0

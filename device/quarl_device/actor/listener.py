@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from quarl_device.actor.acting import ActingPolicy
+from quarl_device.actor.fetcher import Fetcher
 from quarl_device.actor.identity import AgentConfig
 from quarl_device.actor.inbox import Inbox
 from quarl_device.actor.namesakes import Namesakes
@@ -30,6 +31,7 @@ class Listener:
     Args:
         config: see `AgentConfig`.
         boot_id: of this life.
+        link: to fetch big policies by.
         runtime: for policies.
         shared: what is heard changes it.
         speaker: answers.
@@ -42,7 +44,14 @@ class Listener:
     """
 
     def __init__(
-        self, config: AgentConfig, *, boot_id: str, runtime: PolicyRuntime, shared: Shared, speaker: Speaker
+        self,
+        config: AgentConfig,
+        *,
+        boot_id: str,
+        link: Link,
+        runtime: PolicyRuntime,
+        shared: Shared,
+        speaker: Speaker,
     ) -> None:
         self._config = config
         self._boot_id = boot_id
@@ -58,6 +67,7 @@ class Listener:
             batch_size=config.num_envs,
             actor_index=config.actor_index,
             on_ready=self._policy_ready,
+            fetcher=Fetcher(link, topics=Topics(config.fleet), device=config.name),
         )
 
     def subscribe(self, link: Link) -> None:

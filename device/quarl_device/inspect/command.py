@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import sys
 from pathlib import Path
 from typing import Any
 
-from quarl_device.errors import QuarlError
+from quarl_device.output import finite, write_result
 
 _EXAMPLES = """\
 examples:
@@ -41,25 +39,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
     inspection = inspect_path(options.model, load=not options.no_load)
     if options.format == "json":
-        text = json.dumps(_finite(inspection.to_json()), allow_nan=False) + "\n"
+        write_result(json.dumps(finite(inspection.to_json()), allow_nan=False) + "\n")
     else:
-        text = render(inspection)
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise QuarlError(f"the result cannot be written to standard output: {error.strerror}") from error
+        write_result(render(inspection))
     return 0
-
-
-def _finite(value: Any) -> Any:
-    """Return `value` with NaN and Inf, which a damaged scale can be and JSON does not know, as null."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

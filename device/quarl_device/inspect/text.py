@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quarl_device.contract import PolicyContract
+from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.flatbuffer import Graph, Tensor
 from quarl_device.inspect.edge_tpu import EdgeTpuVerdict
 from quarl_device.inspect.edge_tpu_findings import Finding
@@ -44,6 +44,8 @@ def size(count: int) -> str:
 
 def _head(inspection: Inspection) -> Iterator[str]:
     measured = inspection.size
+    if inspection.forced:
+        yield f"! FORCED: written with --force although these checks failed: {shown(', '.join(inspection.forced), 100)}"
     yield f"{inspection.path or 'model'}  {size(inspection.bytes)}, {inspection.scheme}"
     yield f"  sha256      {inspection.sha256}"
     yield (
@@ -53,9 +55,6 @@ def _head(inspection: Inspection) -> Iterator[str]:
     if inspection.min_runtime_version:
         maker = shown(inspection.graph.description) or "-"
         yield f"  converter   {maker}, asks for TFLite {shown(inspection.min_runtime_version)}"
-    forced = inspection.policy.provenance.get("forced") if inspection.policy is not None else None
-    if isinstance(forced, list) and forced:
-        yield f"  forced      written although these checks failed: {shown(', '.join(map(str, forced)), 100)}"
     yield "  quarl acts  " + ("yes" if not inspection.lint else f"NO: {shown(inspection.lint, 300)}")
 
 
@@ -67,13 +66,22 @@ def _contract(inspection: Inspection) -> Iterator[str]:
     contract = policy.contract
     yield f"contract: {shown(contract.algorithm)} for {shown(contract.env_id) or 'no environment'}, {contract.scheme}"
     for spec in contract.observations:
-        stack = f" × {spec.stack} frames" if spec.stack > 1 else ""
-        yield f"  observation {spec.key}: {spec.dtype} {list(spec.shape)}{stack}, tensor {shown(spec.tensor)!r}"
+        yield f"  observation {spec.key}: {spec.dtype} {list(spec.shape)}{_stack(spec)}, tensor {shown(spec.tensor)!r}"
     yield f"  normaliser  {_normalizer(contract)}"
     outputs = ", ".join(f"{role} from {shown(name)!r}" for role, name in contract.head.outputs.items())
     yield f"  head        {contract.head.kind}: {outputs}"
     yield f"  action      {_action(contract)}"
     yield f"  golden      {policy.golden.rows} observations, tolerance {policy.golden.tolerance_lsb} LSB"
+
+
+def _stack(spec: ObservationSpec) -> str:
+    if spec.stack == 1:
+        return ""
+    if spec.stack_fill is None:
+        return f" × {spec.stack} frames, an episode's first one repeated"
+    values = sorted(set(spec.stack_fill))
+    before = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
+    return f" × {spec.stack} frames, {before} before an episode's first one"
 
 
 def _normalizer(contract: PolicyContract) -> str:

@@ -50,8 +50,7 @@ class Inflight:
                 self._early.add(mid)
                 return
             self._bytes -= size
-            if not self._sizes:
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def reset(self) -> None:
         """Forget everything: the connection ended."""
@@ -68,3 +67,10 @@ class Inflight:
             life = self.life
             empty = self._changed.wait_for(lambda: not self._sizes or self.life != life, timeout_s)
             return empty and self.life == life
+
+    def wait_drained(self, to_bytes: int, timeout_s: float) -> bool:
+        """Wait until at most `to_bytes` are open; false on time-out or if the connection ended."""
+        with self._changed:
+            life = self.life
+            drained = self._changed.wait_for(lambda: self._bytes <= to_bytes or self.life != life, timeout_s)
+            return drained and self.life == life

@@ -156,6 +156,12 @@ class PahoLink:
             if code == MQTTErrorCode.MQTT_ERR_SUCCESS and mid is not None:
                 self._inflight.add(mid, 0, life)
 
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Take `subscribe` of the same filter back; what is on its way already is dropped. Unknown filters are fine."""
+        loop = self._loop
+        if self._router.remove(topic_filter) and loop is not None and loop.up:
+            loop.client.unsubscribe(topic_filter)
+
     def on_connect(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the link's thread after every connection made from now on."""
         self._callbacks.append(callback)
@@ -163,6 +169,10 @@ class PahoLink:
     def flush(self, *, timeout_s: float) -> bool:
         """Wait until the broker has acknowledged every publish and subscription; false if it has not in time."""
         return self.connected and self._inflight.wait_empty(timeout_s) and self.connected
+
+    def drain(self, *, to_bytes: int, timeout_s: float) -> bool:
+        """Wait until at most `to_bytes` are open; false if not in time or down."""
+        return self.connected and self._inflight.wait_drained(to_bytes, timeout_s) and self.connected
 
     def close(self, *, timeout_s: float = 2.0) -> None:
         """Say goodbye (no will is sent) and stop; idempotent, never raises, never hangs."""

@@ -146,12 +146,23 @@ class Link(Protocol):
         """
         ...
 
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Take `subscribe` of the same filter back; what is on its way already is dropped. Unknown filters are fine."""
+        ...
+
     def on_connect(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every connection made from now on, once the subscriptions were sent."""
         ...
 
     def flush(self, *, timeout_s: float) -> bool:
         """Wait until the broker has acknowledged every QoS 1 publish and subscription; false if it has not in time."""
+        ...
+
+    def drain(self, *, to_bytes: int, timeout_s: float) -> bool:
+        """Wait until at most `to_bytes` are open (handed over, not acknowledged yet); false if not in time or down.
+
+        Whoever has much to send paces itself with it, so that what others send is not held up behind it.
+        """
         ...
 
     def close(self, *, timeout_s: float = 2.0) -> None:

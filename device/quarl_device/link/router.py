@@ -64,6 +64,13 @@ class Router:
         self._handlers = {**self._handlers, topic_filter: (handler, qos)}
         self._cache = {}
 
+    def remove(self, topic_filter: str) -> bool:
+        """Route `topic_filter` nowhere from now on; say whether it was routed."""
+        known = topic_filter in self._handlers
+        self._handlers = {name: entry for name, entry in self._handlers.items() if name != topic_filter}
+        self._cache = {}
+        return known
+
     def filters(self) -> list[tuple[str, int]]:
         """Return each filter with its QoS, oldest first."""
         return [(topic_filter, qos) for topic_filter, (_, qos) in self._handlers.items()]

@@ -272,11 +272,19 @@ class FakeLink:
             self.broker._send_retained(self, topic_filter)
             self.broker._pump()
 
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Take `subscribe` of the same filter back."""
+        self._router.remove(topic_filter)
+
     def on_connect(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every connection made from now on."""
         self._callbacks.append(callback)
 
     def flush(self, *, timeout_s: float) -> bool:
+        """Return whether the connection stands: the broker acknowledges at once."""
+        return self._up
+
+    def drain(self, *, to_bytes: int, timeout_s: float) -> bool:
         """Return whether the connection stands: the broker acknowledges at once."""
         return self._up
 

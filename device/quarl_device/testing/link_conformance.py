@@ -251,6 +251,45 @@ def check_filters_take_their_topics_alone(case: LinkCase) -> None:
     link.close()
 
 
+def check_what_is_unsubscribed_is_not_heard_again(case: LinkCase) -> None:
+    """Neither now nor after a reconnection; other filters of the same topic still are, and it may be taken up again."""
+    link, heard, other = _connected(case, "a"), Heard(), Heard()
+    link.subscribe("t/+", heard)
+    link.subscribe("t/#", other)
+    assert link.flush(timeout_s=PATIENCE_S)
+    link.publish("t/1", b"1")
+    assert len(heard.wait(1)) == len(other.wait(1)) == 1
+    link.unsubscribe("t/+")
+    link.unsubscribe("t/+")
+    link.unsubscribe("never/known")
+    link.publish("t/2", b"2")
+    other.wait(2)
+    case.cut("a")
+    assert until(lambda: link.connected and link.publish("t/3", b"3"))
+    other.wait(3)
+    assert [message.payload for message in heard.messages] == [b"1"]
+    link.subscribe("t/+", heard)
+    assert link.flush(timeout_s=PATIENCE_S)
+    link.publish("t/4", b"4")
+    assert heard.wait(2)[1].payload == b"4"
+    link.close()
+
+
+def check_a_drain_waits_for_the_broker(case: LinkCase) -> None:
+    """It leaves at most so many bytes open, and does not wait for a broker that is away."""
+    link = _connected(case, "a")
+    for _ in range(8):
+        assert link.publish("t", bytes(case.cap_bytes // 2))
+    assert link.drain(to_bytes=case.cap_bytes, timeout_s=PATIENCE_S)
+    assert link.drain(to_bytes=0, timeout_s=PATIENCE_S)
+    with case.outage():
+        assert until(lambda: not link.connected)
+        began = time.monotonic()
+        assert not link.drain(to_bytes=0, timeout_s=PATIENCE_S)
+        assert time.monotonic() - began < PATIENCE_S / 2
+    link.close()
+
+
 def check_a_handler_may_publish(case: LinkCase) -> None:
     """An answer from within a handler is sent, and heard by the same link."""
     link, heard = case.make("a", None), Heard()
@@ -376,6 +415,8 @@ LINK_CHECKS: tuple[Callable[[LinkCase], None], ...] = (
     check_a_flush_waits_for_the_broker,
     check_a_subscription_while_connected_brings_what_is_retained,
     check_filters_take_their_topics_alone,
+    check_what_is_unsubscribed_is_not_heard_again,
+    check_a_drain_waits_for_the_broker,
     check_a_handler_may_publish,
     check_w5_a_connect_callbacks_exception_does_not_kill_the_link,
     check_a_will_may_stay_for_latecomers,

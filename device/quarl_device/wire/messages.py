@@ -1,4 +1,4 @@
-"""The JSON payloads: births, acks and telemetry, as frozen dataclasses.
+"""The JSON payloads: births, acks, telemetry and needs, as frozen dataclasses.
 
 `encode` and `decode` are strict both ways: what one end writes the other end reads back equal, and anything that does
 not hold is a `PayloadRefused` (W4). The wire version is *carried* by births and checked by whoever reads them with
@@ -23,7 +23,7 @@ from quarl_device.contract import (
     spec_to_json,
 )
 from quarl_device.errors import ContractError, PayloadRefused, WireVersionMismatch
-from quarl_device.wire.limits import WIRE_VERSION
+from quarl_device.wire.limits import MAX_NEEDED_CHUNKS, MAX_POLICY_BYTES, WIRE_VERSION
 from quarl_device.wire.strict_json import MAX_INT, SCHEMA, Reader, dumps, loads
 
 Status = Literal["online", "gone"]
@@ -38,6 +38,7 @@ _BOOT_ID = re.compile(r"[0-9a-f]{16}")
 _BOOT_ID_OR_NONE = re.compile(r"([0-9a-f]{16})?")
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_wire_version(found: int, *, peer: str) -> None:
@@ -303,6 +304,36 @@ class Telemetry:
             return_mean=data.number("return_mean"),
             handler_errors=data.integer("handler_errors"),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """On `d/<device>/up/need`: chunks of a policy file that a device lacks.
+
+    Attributes:
+        sha256: of the policy file, 64 hex digits.
+        offsets: where the chunks begin in it, in bytes, ascending; 1-8 of them.
+    """
+
+    sha256: str
+    offsets: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        """Return the JSON payload."""
+        return dumps({**_flat(self), "offsets": list(self.offsets)}, what="need")
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Need:
+        """Read an untrusted payload; PayloadRefused if it does not hold."""
+        data = loads(payload, what="need")
+        data.schema()
+        sha256 = _matching(data, "sha256", _SHA256)
+        offsets = data.array("offsets", max_length=MAX_NEEDED_CHUNKS)
+        if not offsets or any(type(offset) is not int or not 0 <= offset < MAX_POLICY_BYTES for offset in offsets):
+            raise PayloadRefused("need: 'offsets' must be 1-8 integers inside of a policy file")
+        if sorted(set(offsets)) != offsets:
+            raise PayloadRefused("need: 'offsets' are not ascending")
+        return cls(sha256=sha256, offsets=tuple(offsets))
 
 
 def _flat(message: Any) -> dict[str, Any]:

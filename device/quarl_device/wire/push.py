@@ -1,7 +1,7 @@
 """A push: one signed message that carries a policy file and all that changed with it.
 
-Layout: `QPOL`, u8 format version, u32-LE header length, JSON header, policy file, 64-byte ed25519 signature over
-everything before it. The signature is checked first: nothing of an unsigned push is parsed.
+It is an `envelope` that starts with `QPOL` and whose body is the policy file. A file that does not fit travels in
+chunks, see `manifest`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import base64
 import binascii
 import hashlib
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import PayloadRefused
-from quarl_device.wire.keys import SIGNATURE_BYTES
-from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES, check_incoming, check_outgoing
+from quarl_device.wire.envelope import seal, sealed_bytes, unseal
+from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES
 from quarl_device.wire.messages import MAX_EPOCH
 from quarl_device.wire.strict_json import SCHEMA, Reader, dumps, loads
 
 MAGIC = b"QPOL"
-PUSH_VERSION = 1
 MAX_EXPLORATION_VALUES = 4096
-_PREAMBLE = struct.Struct("<4sBI")
+_WHAT = "push"
 
 
 def newer(found: tuple[int, int], than: tuple[int, int]) -> bool:
@@ -145,11 +143,12 @@ def encode_push(header: PushHeader, policy: bytes, sign: Callable[[bytes], bytes
         PayloadTooLarge: over the inline cap of 256 KiB.
         PayloadRefused: a number in the header is not finite.
     """
-    head = header.encode()
-    size = _PREAMBLE.size + len(head) + len(policy) + SIGNATURE_BYTES
-    check_outgoing(size, MAX_INLINE_PUSH_BYTES, what="push")
-    signed = b"".join((_PREAMBLE.pack(MAGIC, PUSH_VERSION, len(head)), head, policy))
-    return signed + sign(signed)
+    return seal(MAGIC, header.encode(), policy, sign, what=_WHAT)
+
+
+def fits_inline(header: PushHeader, policy_bytes: int) -> bool:
+    """Say whether one message carries such a policy file."""
+    return sealed_bytes(len(header.encode()), policy_bytes) <= MAX_INLINE_PUSH_BYTES
 
 
 def decode_push(payload: bytes, verify: Callable[[bytes, bytes], None]) -> tuple[PushHeader, bytes]:
@@ -164,18 +163,8 @@ def decode_push(payload: bytes, verify: Callable[[bytes, bytes], None]) -> tuple
         PayloadRefused: over the cap, truncated, of another format version, a header that does not hold, or a policy
             file of another sha256.
     """
-    check_incoming(len(payload), MAX_INLINE_PUSH_BYTES, what="push")
-    if len(payload) < _PREAMBLE.size + SIGNATURE_BYTES or not payload.startswith(MAGIC):
-        raise PayloadRefused(f"push: {len(payload)} bytes that do not start with {MAGIC.decode()}")
-    verify(payload[-SIGNATURE_BYTES:], payload[:-SIGNATURE_BYTES])
-    _, version, head_bytes = _PREAMBLE.unpack_from(payload)
-    if version != PUSH_VERSION:
-        raise PayloadRefused(f"push: format version {version} is not {PUSH_VERSION}")
-    end = _PREAMBLE.size + head_bytes
-    if end > len(payload) - SIGNATURE_BYTES:
-        raise PayloadRefused(f"push: a header of {head_bytes} bytes in a payload of {len(payload)}")
-    header = PushHeader.decode(payload[_PREAMBLE.size : end])
-    policy = payload[end:-SIGNATURE_BYTES]
+    head, policy = unseal(payload, MAGIC, verify, what=_WHAT)
+    header = PushHeader.decode(head)
     digest = hashlib.sha256(policy).hexdigest()
     if digest != header.sha256:
         raise PayloadRefused(

@@ -38,6 +38,23 @@ class Topics:
         """One chunk of a policy file."""
         return f"{self.root}/blob/{sha256}/{offset}"
 
+    def blobs(self, sha256: str) -> str:
+        """Filter: every chunk of a policy file."""
+        return f"{self.root}/blob/{sha256}/+"
+
+    def chunk_of(self, topic: str) -> tuple[str, int]:
+        """Return the policy file (its sha256) and the offset that a `blob/<sha256>/<offset>` topic names.
+
+        Raises:
+            PayloadRefused: the topic is not of that form.
+        """
+        prefix = f"{self.root}/blob/"
+        sha256, _, offset = topic[len(prefix) :].partition("/") if topic.startswith(prefix) else ("", "", "")
+        # Eight digits reach beyond the largest policy, and no further.
+        if not (len(sha256) == 64 and 1 <= len(offset) <= 8 and offset.isascii() and offset.isdigit()):
+            raise PayloadRefused(f"topic {topic[:200]!r} is not of a chunk of fleet {self.fleet!r}")
+        return sha256, int(offset)
+
     def tuf(self, file: str) -> str:
         """One file of signed update metadata."""
         return f"{self.root}/tuf/{file}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import tokenize
-import zipfile
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +13,16 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import NonFiniteError, UsageError
-from quarl_device.files import read_capped
-from quarl_export.importers.zips import ZIP_ERRORS
+from quarl_export.calibration.hold_out import HoldOut, hold_out
+from quarl_export.npz import read_npz
 
-MAX_NPZ_BYTES = 256 * 1024 * 1024
-MAX_UNPACKED_BYTES = 1024 * 1024 * 1024
 _MAX_MAGNITUDE = 1e18
 MAX_ROWS = 10_000
 MIN_ROWS = 2
-HELD_OUT_EVERY = 4
+_NAMELESS = ("observation", "arr_0")
+_SHOWN_NAMES = 8
+# Marks in an npz, bool and integer ``[rows]``, that say where episodes begin or which one a row is of.
+START, EPISODE = "start", "episode"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,13 +33,25 @@ class CalibrationData:
         rows: per key ``[count, *shape]`` as the environment gives them, ``[count, stack, *shape]`` of stacked frames,
             in the contract's dtype.
         source: where they come from, for the provenance.
+        held_out: which of them are not to be calibrated with; `None` where there are too few for two parts.
+        title: what a message calls them.
     """
 
     rows: Mapping[str, NDArray[Any]] = field(repr=False)
     source: str
+    held_out: HoldOut | None = field(default=None, repr=False)
+    title: str = "recorded observations"
 
     @classmethod
-    def checked(cls, contract: PolicyContract, arrays: Mapping[str, Any], *, source: str) -> CalibrationData:
+    def checked(
+        cls,
+        contract: PolicyContract,
+        arrays: Mapping[str, Any],
+        *,
+        source: str,
+        episodes: NDArray[np.int64] | None = None,
+        held_out: HoldOut | None = None,
+    ) -> CalibrationData:
         """Return `arrays` as calibration data of `contract`.
 
         More than `MAX_ROWS` rows are thinned evenly.
@@ -49,6 +60,8 @@ class CalibrationData:
             contract: whose observations they must be.
             arrays: per key ``[count, *shape]``; keys that the contract does not have are ignored.
             source: see the class.
+            episodes: ``[count]``, equal where rows are of one episode; `None` where that is not known.
+            held_out: which rows were recorded to judge by; default: what `hold_out.hold_out` picks.
 
         Raises:
             UsageError: a missing key, another shape, a type that is no number, no rows, or too few.
@@ -64,7 +77,9 @@ class CalibrationData:
                 f"{source}: {count} row{'' if count == 1 else 's'} of observations, which says nothing about ranges",
                 hint="give a few hundred recorded observations",
             )
-        return cls(rows=rows, source=source).thinned(MAX_ROWS)
+        if episodes is not None and episodes.shape != (count,):
+            raise UsageError(f"{source}: {episodes.shape} episode numbers for {count} rows of observations")
+        return cls(rows=rows, source=source, held_out=held_out or hold_out(count, episodes)).thinned(MAX_ROWS)
 
     @property
     def count(self) -> int:
@@ -76,46 +91,72 @@ class CalibrationData:
         if self.count <= most:
             return self
         picked = np.linspace(0, self.count - 1, most).astype(int)
-        return CalibrationData(rows={key: array[picked] for key, array in self.rows.items()}, source=self.source)
+        held_out = self.held_out and dataclasses.replace(self.held_out, rows=self.held_out.rows[picked])
+        return dataclasses.replace(self._pick(picked), held_out=held_out)
 
     def split(self) -> tuple[CalibrationData, CalibrationData]:
-        """Return what to calibrate with, and every fourth row held out to judge by; the same for both if few."""
-        held = np.arange(self.count) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-        if self.count < MIN_ROWS * HELD_OUT_EVERY:
-            return self, self
-        return self._pick(~held), self._pick(held)
+        """Return what to calibrate with, and what is held out to judge by; the same for both where rows are few."""
+        held = self.held_out
+        if held is None or not 0 < held.rows.sum() < self.count:
+            both = dataclasses.replace(self, held_out=None, title="observations that were calibrated with")
+            return both, both
+        return self._pick(~held.rows), dataclasses.replace(
+            self._pick(held.rows), title=f"held-out observations {held.of}"
+        )
 
-    def _pick(self, rows: NDArray[np.bool_]) -> CalibrationData:
+    def _pick(self, rows: NDArray[Any]) -> CalibrationData:
         return CalibrationData(rows={key: array[rows] for key, array in self.rows.items()}, source=self.source)
 
 
 def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
     """Read calibration data from an npz file with one array per observation key.
 
-    An npz with a single array, or an npy file's array inside it, serves a policy with a single key whatever its name.
+    A single array serves a policy with a single key under its key, the name "observation", or none at all: see
+    `by_single_key`.
+    An array `start`, bool ``[rows]``, may say which rows begin an episode, or `episode`, integer ``[rows]``, which one
+    each row is of; whole episodes are then held out.
 
     Raises:
         UsageError: missing, unreadable, over the caps, no npz, pickled, or arrays that do not fit.
         NonFiniteError: NaN or Inf.
     """
-    data = read_capped(path, cap_bytes=MAX_NPZ_BYTES, error=UsageError, what="calibration file")
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-        if unpacked > MAX_UNPACKED_BYTES:
-            raise UsageError(f"calibration file {path} unpacks to {unpacked:,} bytes, allowed {MAX_UNPACKED_BYTES:,}")
-        with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
-    # NumPy reads the header of an array as Python source, which can be wrong in as many ways.
-    except (*ZIP_ERRORS, MemoryError, ArithmeticError, SyntaxError, RuntimeError, tokenize.TokenError) as error:
-        raise UsageError(
-            f"calibration file {path} cannot be read as npz: {error}",
-            hint="write it with numpy.savez(path, observation=rows)",
-        ) from error
+    arrays = read_npz(path, what="calibration file")
     keys = [spec.key for spec in contract.observations]
-    if len(keys) == len(arrays) == 1:
-        arrays = {keys[0]: next(iter(arrays.values()))}
-    return CalibrationData.checked(contract, arrays, source=f"npz {path.name}")
+    source = f"npz {path.name}"
+    marks = {name: arrays.pop(name) for name in (START, EPISODE) if name in arrays and name not in keys}
+    named = by_single_key(arrays, keys)
+    return CalibrationData.checked(contract, named, source=source, episodes=_episodes(marks, source))
+
+
+def by_single_key(arrays: Mapping[str, NDArray[Any]], keys: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+    """Return the only array of a file under the only key of a policy, where its name claims nothing else.
+
+    Args:
+        arrays: by their names in the file.
+        keys: that the policy observes.
+
+    Returns:
+        `arrays`, or the only one renamed: from the key of environments without keys, or from NumPy's own name for an
+        array without one. An array that was given another name is another observation.
+    """
+    if len(keys) == len(arrays) == 1 and next(iter(arrays)) in _NAMELESS:
+        return {keys[0]: next(iter(arrays.values()))}
+    return arrays
+
+
+def _episodes(marks: Mapping[str, NDArray[Any]], source: str) -> NDArray[np.int64] | None:
+    """Return which episode each row is of, `None` without marks."""
+    for name, kinds, are in ((EPISODE, "iu", "integers"), (START, "b", "booleans")):
+        if name not in marks:
+            continue
+        found = marks[name]
+        if found.ndim != 1 or found.dtype.kind not in kinds:
+            raise UsageError(
+                f"{source}: array {name!r} is {found.dtype} {list(found.shape)}, expected {are} [rows]",
+                hint=f"it says which rows are of one episode; leave {name!r} out where that is not known",
+            )
+        return found.astype(np.int64) if name == EPISODE else np.cumsum(found, dtype=np.int64)
+    return None
 
 
 def observation_shape(spec: ObservationSpec) -> tuple[int, ...]:
@@ -136,7 +177,11 @@ def _unjoined(spec: ObservationSpec, array: NDArray[Any]) -> NDArray[Any]:
 
 def _key_rows(spec: ObservationSpec, arrays: Mapping[str, Any], source: str) -> NDArray[Any]:
     if spec.key not in arrays:
-        raise UsageError(f"{source}: no array {spec.key!r}, found {', '.join(sorted(arrays)) or 'none'}")
+        found = ", ".join(repr(name[:64]) for name in sorted(arrays)[:_SHOWN_NAMES]) or "none"
+        raise UsageError(
+            f"{source}: no array {spec.key!r}, which the policy observes; found {found}",
+            hint=f"name it so when saving: numpy.savez(path, **{{{spec.key!r}: rows}})",
+        )
     array = _unjoined(spec, np.asarray(arrays[spec.key]))
     shape = observation_shape(spec)
     if array.dtype.kind not in "fiub":

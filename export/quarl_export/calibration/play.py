@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from quarl_device.contract import PolicyContract
 from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_device.frame_stack import restack
 from quarl_export.calibration.data import CalibrationData
+from quarl_export.calibration.hold_out import HELD_OUT, MIN_ROWS, HoldOut
 from quarl_export.ir import ImportedPolicy, run_reference
 
 Actions = Literal["random", "policy", "mixed"]
@@ -24,12 +27,14 @@ def play(
     policy: ImportedPolicy,
     spec: EnvSpec,
     *,
-    steps: int = 2_048,
+    steps: int = 4_096,
     seed: int = 0,
     actions: Actions = "mixed",
     allow_module: bool = False,
 ) -> CalibrationData:
     """Step one environment and keep what it shows.
+
+    The last quarter of the steps is played in episodes of its own, at least two, and held out.
 
     Args:
         policy: gives the contract, and the actions of "policy".
@@ -53,18 +58,31 @@ def play(
     rows: list[Row] = []
     try:
         check_matches(world, contract.observations, contract.action)
-        episode = 0
-        while len(rows) < steps:
+        ends = _ends(steps)
+        for episode in itertools.count():
             greedy = actions == "policy" or (actions == "mixed" and episode % 2 == 1)
             choose = _greedy(policy) if greedy else lambda _row: world.action_space.sample()
-            _episode(world, contract, choose, rows, steps, seed=seed + episode)
-            episode += 1
+            end = next(end for end in ends if end > len(rows))
+            _episode(world, contract, choose, rows, end, seed=seed + episode)
+            if len(rows) == steps:
+                break
     finally:
         world.close()
     arrays = {item.key: np.stack([row[item.key] for row in rows]) for item in contract.observations}
-    return CalibrationData.checked(
-        contract, arrays, source=f"{steps} steps of {spec.env_id}, {actions} actions, seed {seed}"
-    )
+    held_out = None
+    if len(ends) > 1:
+        held_out = HoldOut(rows=np.arange(steps) >= ends[0], of="of other episodes")
+    source = f"{steps} steps of {spec.env_id}, {actions} actions, seed {seed}"
+    return CalibrationData.checked(contract, arrays, source=source, held_out=held_out)
+
+
+def _ends(steps: int) -> tuple[int, ...]:
+    """Return the rows at which an episode is cut, if it has not ended: none is both calibrated with and judged by.
+
+    What is held out is cut in the middle, so that it holds one of random and one of the policy's own actions.
+    """
+    held = int(HELD_OUT * steps)
+    return (steps - held, steps - held // 2, steps) if steps >= MIN_ROWS else (steps,)
 
 
 def _episode(
@@ -95,14 +113,13 @@ def _episode(
 
 
 def _row(contract: PolicyContract, observation: Any, before: Row | None) -> Row:
-    """Return `observation` by key; a stack is that of the row before, moved on, or the first frame repeated."""
+    """Return `observation` by key; a stack is that of the row before, moved on, or filled as the contract says."""
     keyed = isinstance(observation, Mapping)
     row = {}
     for spec in contract.observations:
         frame = np.array(observation[spec.key] if keyed else observation, spec.dtype).reshape(spec.shape)
         if spec.stack > 1:
-            earlier = [frame] * (spec.stack - 1) if before is None else list(before[spec.key][1:])
-            frame = np.stack([*earlier, frame])
+            frame = restack(spec, None if before is None else before[spec.key], frame)
         row[spec.key] = frame
     return row
 

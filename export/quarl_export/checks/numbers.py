@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from quarl_export.calibration.coverage import told
 from quarl_export.checks.report import CheckResult
 from quarl_export.checks.subject import Subject
 from quarl_export.int8_reference import INT32_MAX
@@ -50,8 +53,8 @@ def check_ranges(subject: Subject) -> CheckResult:
         if site in subject.unset:
             faults.append(f"the range of {site!r} was never set: it is still ({low:.3g}, {high:.3g}), its start")
             continue
-        if high - low <= _DEGENERATE:
-            faults.append(f"the range of {site!r} is degenerate ({low:.3g}, {high:.3g}): its values did not move")
+        if high - low <= _DEGENERATE and (why := _too_narrow(subject, site, tensors[site])):
+            faults.append(f"the range of {site!r} is degenerate ({low:.3g}, {high:.3g}): {why}")
             continue
         clipped = 0.0 if site in meant else float(((tensors[site] < low) | (tensors[site] > high)).mean())
         if clipped > MAX_CLIPPED_SHARE and subject.binding:
@@ -73,8 +76,39 @@ def check_ranges(subject: Subject) -> CheckResult:
     )
 
 
-def check_saturation(subject: Subject) -> CheckResult:
-    """Q03: how many held-out values of each observation dimension the input's range clips."""
+def _too_narrow(subject: Subject, site: str, values: NDArray[Any]) -> str:
+    """Return why `site` has no more than the least range, and what mends it; "" where its values fill that enough."""
+    low, high = float(values.min()), float(values.max())
+    if high - low > MIN_WIDTH:
+        return f"its values are in ({low:.3g}, {high:.3g}); calibrate anew with --calibrate"
+    if (high - low) * 2**MAX_BITS_LOST >= MIN_WIDTH:
+        return ""
+    what = f"observation {site!r}" if site in subject.inputs else f"layer {site!r}"
+    if low == high:
+        return f"{what} was {low:.3g} in all {subject.count} observations; calibrate with some in which it moves"
+    mend = "scale the observation up"
+    if site not in subject.inputs:
+        mend = f"scale what it gives up (rewards, for Q values), or keep it in float with --keep-float {site}"
+    return f"{what} moves by {high - low:.2g}, less than the least int8 range of {MIN_WIDTH:g}; {mend}"
+
+
+def check_saturation(subject: Subject, *, decided: bool = False) -> CheckResult:
+    """Q03: how many held-out values of each observation dimension the input's range clips.
+
+    What no observation shows is told beside it: how little of its bounds a dimension has visited.
+
+    Args:
+        subject: before or after the conversion.
+        decided: whether returns have judged the file; it is then told, and does not fail.
+    """
+    found = _clipped(subject, binding=subject.binding and not decided)
+    if not (coverage := told(subject.visited)):
+        return found
+    detail = {"visited": {key: list(shares) for key, shares in subject.visited.items()}}
+    return dataclasses.replace(found, message=f"{found.message}; {coverage}", detail=detail)
+
+
+def _clipped(subject: Subject, *, binding: bool) -> CheckResult:
     if subject.ranges is None or not subject.recorded:
         return CheckResult(
             code="Q03", passed=True, message="not judged: it needs recorded observations and an int8 input"
@@ -85,11 +119,14 @@ def check_saturation(subject: Subject) -> CheckResult:
             worst, where = share, f"observation {key!r}[{dimension}]"
     limit = max(MAX_SATURATED, _CHANCE / subject.count)
     message = f"{where} is clipped in {worst:.1%} of {subject.count} observations" if worst else "nothing is clipped"
+    if worst > limit and binding:
+        message += "; calibrate with more of them (a larger file, more --steps), from more episodes"
     return CheckResult(
         code="Q03",
-        passed=worst <= limit or not subject.binding,
+        passed=worst <= limit or not binding,
         value=round(worst, 5),
         limit=round(limit, 5),
+        advisory=not binding,
         message=message,
     )
 

@@ -14,12 +14,16 @@
 | Q10 | actions | greedy actions are those of the float policy on 75 % of held-out observations |
 | Q11 | regret | what other actions cost is small: Q gap, or error of a continuous action |
 | Q12 | loads | the file is read, linted and self-tested as a device does it |
+| Q13 | returns | played in its environment, the file returns what the float policy does, within 5 % of its scale |
+
+Where Q13 decides, Q03, Q10 and Q11 are told and stop no file: they stand in for returns that nobody has seen. So is Q09
+of dynamic and int16x8 files, which has nothing exact to compare with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quarl_device.errors import CheckFailed
@@ -37,6 +41,7 @@ NAMES: Mapping[str, str] = {
     "Q10": "actions",
     "Q11": "regret",
     "Q12": "loads",
+    "Q13": "returns",
 }
 
 
@@ -50,6 +55,8 @@ class CheckResult:
         value: what was measured, `None` where the check has no number.
         limit: what `value` may be at most (Q05, Q10: at least), `None` likewise.
         message: one line that names the layer, dimension or operator.
+        advisory: told, and stops no file: `value` beside `limit` says whether the limit was kept.
+        detail: more that was measured, as JSON values.
     """
 
     code: str
@@ -57,6 +64,8 @@ class CheckResult:
     message: str
     value: float | None = None
     limit: float | None = None
+    advisory: bool = False
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -72,7 +81,17 @@ class CheckResult:
             "value": self.value,
             "limit": self.limit,
             "message": self.message,
+            "advisory": self.advisory,
+            "detail": dict(self.detail),
         }
+
+
+def finer(head: str, scheme: str) -> str:
+    """Return what may help a file that acts otherwise than its float policy, by the kind of its head."""
+    if scheme != "int8":
+        return "--scheme float16 keeps the weights that this one rounds"
+    centred = "--center-q, " if head == "q_values" else ""
+    return f"{centred}--range percentile, --per-channel or --keep-float of the last layers may be finer, or not"
 
 
 def refuse_failed(results: Iterable[CheckResult]) -> None:

@@ -40,6 +40,7 @@ class Subject:
         judged_by_returns: the file is a run's own, whose returns it was kept for: what observations say of ranges and
             actions is told, but fails nobody.
         unset: sites whose ranges training has not set yet.
+        visited: per observation key, the share of each dimension's bounds that calibration has visited.
         min_weight_range: kernels below were quantized as if they reached it.
     """
 
@@ -54,6 +55,7 @@ class Subject:
     recorded: bool
     judged_by_returns: bool = False
     unset: frozenset[str] = frozenset()
+    visited: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     min_weight_range: float = 1e-6
 
     @property

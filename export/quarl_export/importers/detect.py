@@ -74,7 +74,11 @@ def detect(path: Path) -> Importer:
             return _RUN
         raise ModelFileError(f"no policy that is known in the directory {path}", hint=f"expected {_TAKEN}")
     head = _head(path)
-    said = "is empty" if not head else f"begins with {head[:8]!r}, which no known kind does"
+    said = f"begins with {head[:8]!r}, which no known kind does"
+    if not head:
+        said = "is empty"
+    elif head.startswith(b"PK"):
+        said = "is a zip archive that was cut off, or holds no policy that is known"
     raise ModelFileError(f"policy file {path} {said}", hint=f"expected {_TAKEN}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,14 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_device.frame_stack import restack
+from quarl_export.calibration.data import by_single_key
+from quarl_export.npz import read_npz
 from quarl_export.reports.acting import finite_width
 from quarl_export.reports.side import Side
 
 DEFAULT_ROWS = 512
 MAX_ROWS = 100_000
-MAX_ARCHIVE_BYTES = 1024**3
 _EXPLORE = 0.1
 _FALLBACK = 3.0
 
@@ -50,17 +51,19 @@ def stacked_shape(spec: ObservationSpec) -> tuple[int, ...]:
 
 
 def from_archive(path: Path, specs: Sequence[ObservationSpec], *, limit: int = MAX_ROWS) -> Observations:
-    """Read observations from an `.npz`: one array per key, ``[rows, *shape]``; a single array is a single key's.
+    """Read observations from an `.npz`: one array per key, ``[rows, *shape]``; for a single one see `by_single_key`.
 
     Raises:
         UsageError: missing, not an archive of arrays, too large, other keys or shapes, empty, NaN or Inf.
     """
-    arrays = _read_archive(path)
-    if len(specs) == 1 and len(arrays) == 1:
-        arrays = {specs[0].key: next(iter(arrays.values()))}
+    arrays = by_single_key(read_npz(path, what="observations file"), [spec.key for spec in specs])
     missing = [spec.key for spec in specs if spec.key not in arrays]
     if missing:
-        raise UsageError(f"{path} has arrays {sorted(arrays)}, the policy observes {[spec.key for spec in specs]}")
+        names = [name[:64] for name in sorted(arrays)[:8]]
+        raise UsageError(
+            f"{path} has arrays {names}, the policy observes {[spec.key for spec in specs]}",
+            hint=f"name it so when saving: numpy.savez(path, **{{{missing[0]!r}: rows}})",
+        )
     checked = {spec.key: _checked(arrays[spec.key], spec, path) for spec in specs}
     counts = {len(array) for array in checked.values()}
     if len(counts) != 1:
@@ -70,22 +73,6 @@ def from_archive(path: Path, specs: Sequence[ObservationSpec], *, limit: int = M
         picked = np.linspace(0, total - 1, limit).astype(int)
         checked = {key: array[picked] for key, array in checked.items()}
     return Observations(arrays=checked, source=f"{min(total, limit):,} rows of {path.name}", recorded=True)
-
-
-def _read_archive(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        if size > MAX_ARCHIVE_BYTES:
-            raise UsageError(f"{path} unpacks to {size:,} bytes, allowed are {MAX_ARCHIVE_BYTES:,}")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise UsageError(f"observations not found: {path}") from None
-    except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise UsageError(
-            f"{path} is not an .npz of plain arrays: {str(error)[:120]}", hint="numpy.savez(path, observation=array)"
-        ) from None
 
 
 def _checked(array: NDArray[Any], spec: ObservationSpec, path: Path) -> NDArray[Any]:
@@ -172,19 +159,17 @@ def by_playing(
     Args:
         env_id: registered gymnasium id.
         specs: what the policy observes; an environment that shows something else is refused.
-        act: one observation per key to an action of the environment's space.
+        act: one observation per key, stacked where the policy stacks, to an action of the environment's space.
         rows: how many observations to keep.
         seed: of the first episode and of the random actions; episode i starts from seed + i.
 
     Raises:
         UnknownEnvironment: no such id.
-        UsageError: the environment shows other observations, or the policy stacks frames.
+        UsageError: the environment shows other observations.
         EnvironmentMisbehaved: it raised.
     """
     from quarl_device.environments import EnvSpec, make_single
 
-    if any(spec.stack != 1 for spec in specs):
-        raise UsageError("--env does not stack frames yet", hint="record stacked observations and pass --observations")
     env = make_single(EnvSpec(env_id=env_id), seed=seed)
     rng = np.random.default_rng(seed)
     kept: dict[str, list[NDArray[Any]]] = {spec.key: [] for spec in specs}
@@ -192,8 +177,9 @@ def by_playing(
         env.action_space.seed(seed)
         episode = 0
         observation, _ = env.reset(seed=seed)
+        shown: dict[str, NDArray[Any]] = {}
         for _ in range(rows):
-            shown = _by_key(observation, specs, env_id)
+            shown = _stacked(_by_key(observation, specs, env_id), shown, specs)
             for key, array in shown.items():
                 kept[key].append(array)
             action = env.action_space.sample() if rng.random() < _EXPLORE else act(shown)
@@ -201,6 +187,7 @@ def by_playing(
             if terminated or truncated:
                 episode += 1
                 observation, _ = env.reset(seed=seed + episode)
+                shown = {}
     except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise EnvironmentMisbehaved(f"{env_id} failed while playing: {str(error)[:200]}") from error
     finally:
@@ -219,3 +206,15 @@ def _by_key(observation: Any, specs: Sequence[ObservationSpec], env_id: str) -> 
         wanted = {spec.key: list(spec.shape) for spec in specs}
         raise UsageError(f"{env_id} shows {found}, the policy observes {wanted}")
     return {key: array.copy() for key, array in arrays.items()}
+
+
+def _stacked(
+    frames: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]], specs: Sequence[ObservationSpec]
+) -> dict[str, NDArray[Any]]:
+    """Return what the policy sees: frames behind those of `before`, which is empty at an episode's first."""
+    return {
+        spec.key: restack(spec, before.get(spec.key), frames[spec.key].astype(spec.dtype).reshape(spec.shape))
+        if spec.stack > 1
+        else frames[spec.key]
+        for spec in specs
+    }

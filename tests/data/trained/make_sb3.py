@@ -72,9 +72,9 @@ RECIPES = {
         {"policy": "MlpPolicy", "policy_kwargs": SMALL, "learning_rate": 1e-3, "gamma": 0.98},
     ),
     "ppo_catch": (
-        PPO, "QuarlCatch-v0", 16, 300_000, False,
-        {"policy": "CnnPolicy", "policy_kwargs": TINY_CNN, "n_steps": 64, "batch_size": 256, "n_epochs": 4,
-         "gamma": 0.9, "learning_rate": 5e-4, "ent_coef": 0.01},
+        PPO, "QuarlCatch-v0", 16, 150_000, False,
+        {"policy": "CnnPolicy", "policy_kwargs": TINY_CNN, "n_steps": 128, "batch_size": 256, "n_epochs": 8,
+         "gamma": 0.95, "gae_lambda": 0.9, "learning_rate": 1e-3, "ent_coef": 0.01},
     ),
     "dqn_catch": (
         DQN, "QuarlCatch-v0", 1, 60_000, False,

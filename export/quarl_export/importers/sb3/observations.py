@@ -2,7 +2,8 @@
 
 Stable-Baselines3 trains on images with channels first: where the environment gives rows, columns, channels, its
 `VecTransposeImage` turns them round. The graph has channels last, so an image of the environment goes in as it is and
-the weights are turned round instead. Frames that `VecFrameStack` stacks lie in the last axis, the newest last.
+the weights are turned round instead. Frames that `VecFrameStack` stacks lie in the last axis, the newest last; before
+an episode's first frame it has zeros.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import SpaceMismatch, UnsupportedModel, UnsupportedSpace, UsageError
 from quarl_export.importers.sb3.arrays import as_floats
 from quarl_export.importers.sb3.spaces import SINGLE, Box
+from quarl_export.importers.sb3.unpickle import shown
 from quarl_export.importers.sb3.vecnormalize import Statistics, VecNormalize
 
 Shape = tuple[int, ...]
@@ -79,6 +81,8 @@ def observe(
         if is_image and len(set(box.shape)) == 1:
             raise UnsupportedSpace(f"{what}: the axes of image {key!r} of shape {box.shape} cannot be told apart")
         spec = _assumed(key, box, is_image, stack, what) if given is None else _matched(box, is_image, given[key], what)
+        if is_image and len(spec.shape) == 3 and len(set(spec.shape)) == 1:
+            raise UnsupportedSpace(f"{what}: the axes of a frame of {key!r} of shape {spec.shape} cannot be told apart")
         shape = _channels_last(box.shape) if is_image else (int(np.prod(box.shape, dtype=np.int64)),)
         seen.append(Seen(box=box, spec=spec, shape=shape, is_image=is_image))
     return tuple(seen)
@@ -106,7 +110,7 @@ def _assumed(key: str, box: Box, is_image: bool, stack: int, what: str) -> Obser
         low = high = None
     frame = list(shape)
     frame[axis] //= stack
-    return replace(spec, shape=tuple(frame), stack=stack, low=low, high=high)
+    return _stacked(replace(spec, shape=tuple(frame), low=low, high=high), stack)
 
 
 def _matched(box: Box, is_image: bool, given: ObservationSpec, what: str) -> ObservationSpec:
@@ -117,15 +121,20 @@ def _matched(box: Box, is_image: bool, given: ObservationSpec, what: str) -> Obs
         return given
     # The environment has channels first itself; the device turns them round, or nothing where there is one channel.
     if is_image and len(shape) == 3 and wanted[:2] == shape[1:] and _frames(wanted, (shape[0],)):
-        return replace(given, stack=_frames(wanted, (shape[0],)))
+        return _stacked(given, _frames(wanted, (shape[0],)))
     if is_image and shape == wanted[:2] and wanted[2] <= 16:
-        return replace(given, stack=wanted[2])
+        return _stacked(given, wanted[2])
     if shape and shape[:-1] == wanted[:-1] and _frames(wanted, shape):
-        return replace(given, stack=_frames(wanted, shape))
+        return _stacked(given, _frames(wanted, shape))
     raise SpaceMismatch(
         f"{what}: observation {given.key!r} has shape {box.shape} there and {shape} in the environment",
         hint="name the environment that it was trained on, with its wrappers, or leave --env out",
     )
+
+
+def _stacked(frame: ObservationSpec, stack: int) -> ObservationSpec:
+    """Return the spec of so many frames as `VecFrameStack` stacks them."""
+    return replace(frame, stack=stack, stack_fill=(0.0,) if stack > 1 else None)
 
 
 def _frames(wanted: Shape, frame: Shape) -> int:
@@ -172,9 +181,8 @@ def normalizer(
     by_key = dict(statistics.statistics) if statistics is not None else {}
     known = {each.spec.key for each in seen}
     if not set(by_key) <= known:
-        raise SpaceMismatch(
-            f"{what} has statistics of {sorted(map(str, by_key))[:8]}, the agent observes {sorted(known)}"
-        )
+        named = ", ".join(shown(key) for key in sorted(by_key)[:8])
+        raise SpaceMismatch(f"{what} has statistics of {named}, the agent observes {sorted(known)}")
     clip = statistics.clip if statistics is not None and by_key else 0.0
     offset: dict[str, tuple[float, ...]] = {}
     scale: dict[str, tuple[float, ...]] = {}
@@ -192,14 +200,35 @@ def normalizer(
     return Normalizer(where="graph" if scale else "none", offset=offset, scale=scale, clip=clip)
 
 
+def filled(seen: tuple[Seen, ...], statistics: VecNormalize | None, *, what: str) -> tuple[Seen, ...]:
+    """Return `seen` with what `VecFrameStack` has before an episode's first frame in the environment's own units.
+
+    Its zeros are those of the environment where a `VecNormalize` comes after it. Where one comes before, which
+    statistics of a single frame tell, they are zeros of what was normalised: the mean.
+
+    Raises:
+        UnsupportedModel: the mean of integers, which is no integer.
+    """
+    by_key = statistics.statistics if statistics is not None else {}
+    return tuple(_filled(each, by_key[each.spec.key], what) if each.spec.key in by_key else each for each in seen)
+
+
+def _filled(seen: Seen, statistics: Statistics, what: str) -> Seen:
+    spec = seen.spec
+    if spec.stack == 1 or statistics.offset.shape == seen.box.shape:
+        return seen
+    if np.dtype(spec.dtype).kind != "f":
+        raise UnsupportedModel(
+            f"{what}: observation {spec.key!r} is {spec.dtype} and was normalised before it was stacked: the frames "
+            "before an episode's first one are the mean, which is no such number",
+            hint="train with VecNormalize around VecFrameStack, or let the environment give floats",
+        )
+    return replace(seen, spec=replace(spec, stack_fill=tuple(statistics.offset.ravel().tolist())))
+
+
 def _laid_out(seen: Seen, statistics: Statistics, what: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     arrays = [_spread(seen, values, what) for values in (statistics.offset, statistics.scale)]
     if seen.is_image:
-        if seen.spec.shape != seen.shape:
-            raise UnsupportedModel(
-                f"{what}: statistics per pixel of {seen.spec.key!r}, whose environment has other axes than the network",
-                hint="name the environment with --env; it must give rows, columns, channels, unstacked",
-            )
         arrays = [np.moveaxis(values, 0, -1) for values in arrays]
     offset, scale = (tuple(values.ravel().tolist()) for values in arrays)
     return offset, scale

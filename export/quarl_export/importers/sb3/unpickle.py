@@ -134,7 +134,8 @@ def read_pickle(data: bytes, vocabulary: Vocabulary, *, what: str) -> Any:
         MemoryError,
         RecursionError,
     ) as error:
-        raise ModelFileError(f"{what}: the pickle is damaged: {str(error)[:MAX_NAME_SHOWN]}") from error
+        said = f"nothing was kept as {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelFileError(f"{what}: the pickle is damaged: {said[:MAX_NAME_SHOWN]}") from error
     raise ModelFileError(f"{what}: the pickle has no end")
 
 

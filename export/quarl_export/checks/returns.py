@@ -1,0 +1,200 @@
+"""Q13: what the file returns in its environment, beside the float policy on the same start seeds.
+
+Single actions say little of what a file is worth: where two of them are nearly as good, quantization picks the other
+one and loses nothing, and where one episode hangs on a few states, the best agreement may lose all of it. So where the
+environment can be played, playing decides. Both policies are files in the TFLite runtime, played greedily in whole
+episodes; episode i of both starts from the same seed, so that luck of the start is in neither's favour.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quarl_device.contract import PolicyContract
+from quarl_device.environments import EnvSpec, check_matches, make_single
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UsageError
+from quarl_device.evaluate import evaluate
+from quarl_device.policy_file import PolicyFile
+from quarl_export.checks.paired import MAX_LOSS, Comparison, Verdict
+from quarl_export.checks.report import CheckResult, finer
+
+MIN_EPISODES = 10
+MAX_EPISODES = 10_000
+# What one policy may take on average: a step without limit would be a wait without deadline.
+MAX_STEPS_PER_EPISODE = 4_000
+MAX_S_PER_EPISODE = 2.5
+_LOOK_AT_CLOCK_EVERY = 256
+_TELL_EVERY_S = 2.0
+
+
+def _tell_nobody(_: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """Where a file is to be played.
+
+    Attributes:
+        env: the environment.
+        episodes: that each policy plays; more of them tell smaller differences apart.
+        seed: episode i starts from `seed + i`; none that calibration has played.
+        allow_module: see `environments.check_registered`.
+        tell: called with a line about how far it is, at the start and every two seconds.
+    """
+
+    env: EnvSpec
+    episodes: int = 50
+    seed: int = 100_000
+    allow_module: bool = False
+    tell: Callable[[str], None] = _tell_nobody
+
+    def __post_init__(self) -> None:
+        if not MIN_EPISODES <= self.episodes <= MAX_EPISODES:
+            raise UsageError(
+                f"{self.episodes} episodes to compare returns on: expected {MIN_EPISODES} to {MAX_EPISODES:,}",
+                hint="--episodes 0 leaves the comparison out",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What playing said.
+
+    Attributes:
+        result: Q13.
+        decided: whether it answers what observations can only hint at.
+    """
+
+    result: CheckResult
+    decided: bool = False
+
+
+def not_judged(why: str) -> Judged:
+    """Return that nothing was played, and why."""
+    return Judged(result=CheckResult(code="Q13", passed=True, message=f"not judged: {why}", detail=_said("not judged")))
+
+
+def judge_returns(file: PolicyFile, reference: Callable[[], PolicyFile], play: Play) -> Judged:
+    """Play `file` and the float policy.
+
+    Args:
+        file: complete, as a device loads it.
+        reference: makes a float32 file of the same policy; only called where the environment can be played.
+        play: where and how long.
+    """
+    try:
+        world = make_single(play.env, allow_module=play.allow_module)
+        try:
+            check_matches(world, file.contract.observations, file.contract.action)
+        finally:
+            world.close()
+        theirs = reference()
+    except QuarlError as error:
+        return not_judged(error.message)
+    try:
+        floats = _returns(theirs, play, play.episodes, "the float policy")
+        ours = _returns(file, play, len(floats), "the file") if len(floats) >= MIN_EPISODES else ()
+    except EnvironmentMisbehaved as error:
+        # A file whose returns cannot be told is not one that keeps them.
+        why = f"{error.message}; --episodes 0 leaves this check out"
+        return Judged(result=CheckResult(code="Q13", passed=False, message=why, detail=_said("lost")))
+    except _OutOfTime as late:
+        return Judged(result=_undecided(f"undecided: {late}"))
+    if len(ours) < MIN_EPISODES:
+        steps = f"{play.episodes * MAX_STEPS_PER_EPISODE:,} steps"
+        return Judged(result=_undecided(f"undecided: fewer than {MIN_EPISODES} episodes ended within {steps}"))
+    return _judged(Comparison.of(floats[: len(ours)], ours), play, file.contract)
+
+
+def _judged(found: Comparison, play: Play, contract: PolicyContract) -> Judged:
+    verdict = found.verdict
+    told = (
+        f"{found.file_mean:.4g} against {found.float_mean:.4g} of the float policy over {found.episodes} episodes of "
+        f"{play.env.env_id}: {_more_or_less(found.loss)} on average, standard error {found.standard_error:.3g}, "
+        f"allowed {found.limit:.3g} less"
+    )
+    if verdict == "undecided":
+        many = found.episodes_needed
+        hint = f"; --episodes {many:.0f} would tell" if found.scale and many <= MAX_EPISODES else ""
+        told = f"undecided: {told}{hint}"
+    if verdict == "lost":
+        told = f"{told}; {finer(contract.head.kind, contract.scheme)}"
+    result = CheckResult(
+        code="Q13",
+        passed=verdict != "lost",
+        value=round(found.loss / found.scale, 5) if found.scale and math.isfinite(found.loss) else None,
+        limit=MAX_LOSS,
+        message=told,
+        detail={
+            **_said(verdict),
+            "env": play.env.env_id,
+            "episodes": found.episodes,
+            "seed": play.seed,
+            "float_return_mean": found.float_mean,
+            "file_return_mean": found.file_mean,
+            "loss": found.loss,
+            "standard_error": found.standard_error,
+            "scale": found.scale,
+        },
+    )
+    return Judged(result=result, decided=verdict in ("held", "lost"))
+
+
+def _undecided(why: str) -> CheckResult:
+    return CheckResult(code="Q13", passed=True, limit=MAX_LOSS, message=why, detail=_said("undecided"))
+
+
+def _said(verdict: Verdict) -> dict[str, Any]:
+    return {"verdict": verdict}
+
+
+def _more_or_less(loss: float) -> str:
+    return f"{abs(loss):.3g} {'less' if loss > 0 else 'more'}" if loss else "the same"
+
+
+class _OutOfTime(Exception):
+    """Playing took too long; how far it came depends on the machine, so it says nothing."""
+
+
+class _Budget:
+    """Ends an evaluation that takes too many steps, or too long."""
+
+    def __init__(self, episodes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._episodes, self._steps_left = episodes, episodes * MAX_STEPS_PER_EPISODE
+        self._clock, self._deadline_s = clock, clock() + episodes * MAX_S_PER_EPISODE
+
+    def __call__(self) -> bool:
+        self._steps_left -= 1
+        if self._steps_left % _LOOK_AT_CLOCK_EVERY == 0 and self._clock() > self._deadline_s:
+            raise _OutOfTime(f"{self._episodes} episodes take more than {self._episodes * MAX_S_PER_EPISODE:g} s here")
+        return self._steps_left < 0
+
+
+def _returns(file: PolicyFile, play: Play, episodes: int, who: str) -> tuple[float, ...]:
+    """Return the greedy returns of `file`, fewer than `episodes` where it ran out of steps."""
+    heading = f"playing {episodes} episodes of {play.env.env_id} with {who}"
+    play.tell(heading)
+    next_s = time.monotonic() + _TELL_EVERY_S
+
+    def progress(done: int) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s and done < episodes:
+            next_s = time.monotonic() + _TELL_EVERY_S
+            play.tell(f"{heading}: {done} done")
+
+    budget = _Budget(play.episodes)
+    found = evaluate(
+        file,
+        episodes=episodes,
+        seed=play.seed,
+        env=play.env,
+        stop=budget,
+        progress=progress,
+        allow_module=play.allow_module,
+    )
+    return found.returns

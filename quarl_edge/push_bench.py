@@ -1,0 +1,226 @@
+"""How long a push takes from the learner's variables to the first action of actors in processes of their own.
+
+The learner's side is the one that trains (`PolicyPublisher`, `BlobServer`), the actors' is the one that acts (`Inbox`,
+`Fetcher`); only the environments are left out. All processes share one machine and so one clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from quarl_device.contract import Head, PolicyContract
+from quarl_device.errors import ActorFailed, LinkLost
+from quarl_device.link import BrokerURL, PahoLink
+from quarl_device.runtime import find_runtime
+from quarl_device.testing.mosquitto import Mosquitto
+from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.push import Exploration
+from quarl_device.wire.topics import Topics
+from quarl_edge.learner.blobs import BlobServer
+from quarl_edge.learner.publisher import PolicyPublisher, Pushed
+from quarl_edge.push_bench_actor import ACTION, ENV_ID, OBSERVATION
+from quarl_export.networks import NetworkSpec
+from quarl_export.qat import QatPolicy
+from quarl_export.qat_template import QatTemplate
+
+_START_S, _PUSH_S = 60.0, 60.0
+_PAUSE_S = 0.02
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushLatency:
+    """What `push_end_to_end` measured; its fields are the keys of `--format json`.
+
+    Attributes:
+        hidden: sizes of the hidden layers.
+        bytes: size of the file.
+        actors: processes that each push reached.
+        pushes: how many were timed, after a few that were not.
+        first_action_ms_p50: variables read to the first action of the *last* actor, median over the pushes.
+        first_action_ms_p99: likewise, 99th percentile.
+        any_actor_ms_p50: the same of every actor, median over actors and pushes.
+        prepare_ms_p50: variables read to signed bytes, median.
+        chunks: that the file travels in; 0 for one message.
+        chunks_sent: per push, mean: more than `chunks` were lost or came too early for an actor.
+        broker: what was between them.
+        runtime: name and version.
+    """
+
+    hidden: tuple[int, ...]
+    bytes: int
+    actors: int
+    pushes: int
+    first_action_ms_p50: float
+    first_action_ms_p99: float
+    any_actor_ms_p50: float
+    prepare_ms_p50: float
+    chunks: int
+    chunks_sent: float
+    broker: str
+    runtime: str
+
+
+def push_end_to_end(
+    hidden: Sequence[int],
+    *,
+    actors: int,
+    pushes: int,
+    broker: str = "",
+    progress: Callable[[int], None] = lambda _done: None,
+) -> PushLatency:
+    """Time pushes through a broker.
+
+    Args:
+        hidden: sizes of the hidden layers.
+        actors: actor processes.
+        pushes: pushes to time, one after the other.
+        broker: URL; "" starts a Mosquitto on the loopback.
+        progress: called with how many are done.
+
+    Raises:
+        ActorFailed: an actor ended, or did not act in time.
+        BrokerStartFailed, BrokerUnreachable, BrokerRefused: no broker.
+        LinkLost: a push was not taken.
+    """
+    key, topics = LearnerKey.generate(), Topics(f"bench-{secrets.token_hex(4)}")
+    policy = QatPolicy(NetworkSpec(observations=(OBSERVATION,), action=ACTION, hidden=tuple(hidden)), normalize=True)
+    observed = np.random.default_rng(0).uniform(-1, 1, (64, *OBSERVATION.shape)).astype(np.float32)
+    policy.calibrate(observed)
+    template = QatTemplate.from_model(policy, _contract(), observed[:8])
+    with contextlib.ExitStack() as stack:
+        url = broker or stack.enter_context(Mosquitto()).url
+        link = stack.enter_context(_connected(url))
+        company = stack.enter_context(_Company(actors, url=url, topics=topics, key=key))
+        blobs = BlobServer(link, topics, audience=lambda: actors)
+        stack.callback(blobs.close)
+        blobs.start()
+        publisher = PolicyPublisher(template, link=link, topics=topics, key=key, epoch=1, blobs=blobs)
+        stack.callback(link.flush, timeout_s=2.0)
+        stack.callback(link.publish, topics.policy, b"", retain=True)
+        company.wait_ready()
+        sent: list[Pushed] = []
+        times: list[list[float]] = []
+        for version in range(1, pushes + _WARM_UP + 1):
+            _learn(policy, version)
+            pushed = publisher.prepare(
+                policy.snapshot, version=version, env_steps=0, exploration=Exploration(values=(0.0,))
+            )
+            publisher.publish(pushed)
+            times.append(company.wait_acted(version, publisher))
+            sent.append(pushed)
+            progress(max(0, version - _WARM_UP))
+            time.sleep(_PAUSE_S)
+        counters = blobs.counters
+    manifest = sent[-1].manifest
+    runtime = find_runtime()
+    timed = np.array(times[_WARM_UP:])
+    return PushLatency(
+        hidden=tuple(hidden),
+        bytes=len(sent[-1].policy),
+        actors=actors,
+        pushes=pushes,
+        first_action_ms_p50=float(np.percentile(timed.max(axis=1), 50)),
+        first_action_ms_p99=float(np.percentile(timed.max(axis=1), 99)),
+        any_actor_ms_p50=float(np.percentile(timed, 50)),
+        prepare_ms_p50=float(np.median([pushed.prepare_ms for pushed in sent[_WARM_UP:]])),
+        chunks=0 if manifest is None else manifest.count,
+        chunks_sent=(counters.fanned_out + counters.repaired) / len(sent),
+        broker=broker or "mosquitto",
+        runtime=f"{runtime.name} {runtime.version}",
+    )
+
+
+def _learn(policy: QatPolicy, seed: int) -> None:
+    """Change every weight a little, as gradient steps would."""
+    rng = np.random.default_rng(seed)
+    for variable in policy.trainable_variables:
+        variable.assign(variable * np.float32(rng.uniform(0.99, 1.01)))
+
+
+def _contract() -> PolicyContract:
+    return PolicyContract(
+        env_id=ENV_ID,
+        algorithm="bench",
+        scheme="int8",
+        observations=(OBSERVATION,),
+        head=Head(kind="q_values", outputs={"q_values": ""}),
+        action=ACTION,
+    )
+
+
+@contextlib.contextmanager
+def _connected(url: str) -> Iterator[PahoLink]:
+    link = PahoLink(BrokerURL.parse(url), client_id=f"bench-{secrets.token_hex(6)}")
+    link.connect(timeout_s=10.0)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+class _Company:
+    """Actor processes, and what they say on stdout."""
+
+    def __init__(self, count: int, *, url: str, topics: Topics, key: LearnerKey) -> None:
+        self._said: queue.Queue[tuple[int, dict[str, float] | None]] = queue.Queue()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        words = [sys.executable, "-m", "quarl_edge.push_bench_actor", url, topics.fleet, key.public.hex]
+        for index in range(count):
+            process = subprocess.Popen([*words, f"actor-{index}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._processes.append(process)
+            threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
+
+    def __enter__(self) -> _Company:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(timeout=10.0)
+
+    def wait_ready(self) -> None:
+        """Wait until every actor listens."""
+        self._collect(lambda said: "ready" in said, timeout_s=_START_S, what="connected")
+
+    def wait_acted(self, version: int, publisher: PolicyPublisher) -> list[float]:
+        """Return the ms from the variables of `version` to its first action, of every actor."""
+        publisher.retry()
+        said = self._collect(lambda said: said.get("version") == version, timeout_s=_PUSH_S, what=f"acted on {version}")
+        return [found["ms"] for found in said]
+
+    def _collect(
+        self, holds: Callable[[dict[str, float]], bool], *, timeout_s: float, what: str
+    ) -> list[dict[str, float]]:
+        found: dict[int, dict[str, float]] = {}
+        deadline_s = time.monotonic() + timeout_s
+        while len(found) < len(self._processes):
+            try:
+                index, said = self._said.get(timeout=max(0.01, deadline_s - time.monotonic()))
+            except queue.Empty:
+                raise LinkLost(f"{len(found)} of {len(self._processes)} actors {what} in {timeout_s:.0f} s") from None
+            if said is None:
+                raise ActorFailed(f"actor-{index} ended before it {what}")
+            if holds(said):
+                found[index] = said
+        return [found[index] for index in sorted(found)]
+
+    def _listen(self, index: int, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None  # noqa: S101  asked for above
+        with process.stdout:
+            for line in process.stdout:
+                self._said.put((index, json.loads(line)))
+        self._said.put((index, None))

@@ -1,0 +1,237 @@
+"""What a file is judged by comes from other episodes than what it was calibrated with."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_factory import image_policy, mlp, rows, tanh_actor
+
+from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.environments import EnvSpec
+from quarl_device.errors import UsageError
+from quarl_export.calibration import CalibrationData, load_npz, play
+from quarl_export.calibration import data as data_module
+from quarl_export.calibration.coverage import MAX_DIMENSIONS, told, visited_shares
+from quarl_export.calibration.hold_out import HELD_OUT, MIN_HELD_OUT, MIN_ROWS, hold_out
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=2, max_size=40).filter(lambda lengths: sum(lengths) >= MIN_ROWS)
+
+
+def pendulum():
+    """An actor of Pendulum-v1, which has one torque."""
+    policy = tanh_actor()
+    action = ActionSpec(kind="box", shape=(1,), low=(-2.0,), high=(2.0,), scale=(2.0,), offset=(0.0,))
+    weights = {**policy.weights, "d/kernel": policy.weights["d/kernel"][:, :1], "d/bias": policy.weights["d/bias"][:1]}
+    return dataclasses.replace(
+        policy,
+        contract=dataclasses.replace(policy.contract, action=action),
+        graph=dataclasses.replace(policy.graph, weight_shapes={name: w.shape for name, w in weights.items()}),
+        weights=weights,
+    )
+
+
+def numbers(lengths):
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+# ------------------------------------------------------------------ the rule
+
+
+@given(LENGTHS, st.randoms(use_true_random=False))
+def test_no_episode_is_on_both_sides(lengths, random):
+    """Rows of several environments may take turns."""
+    episodes = numbers(lengths)
+    order = list(range(len(episodes)))
+    random.shuffle(order)
+    episodes = episodes[order]
+    found = hold_out(len(episodes), episodes)
+    if found.of == "of other episodes":
+        assert not set(episodes[found.rows]) & set(episodes[~found.rows])
+
+
+@given(LENGTHS)
+def test_something_is_held_out_and_most_is_left(lengths):
+    found = hold_out(sum(lengths), numbers(lengths))
+    assert MIN_HELD_OUT <= found.rows.mean() <= 0.5
+
+
+def test_a_quarter_of_equal_episodes_is_held_out():
+    found = hold_out(400, numbers([10] * 40))
+    assert (found.rows.mean(), found.of) == (HELD_OUT, "of other episodes")
+
+
+def test_long_and_short_episodes_are_both_held_out():
+    episodes = numbers([20, 500] * 8)
+    held = np.unique(episodes[hold_out(len(episodes), episodes).rows])
+    assert {number % 2 for number in held} == {0, 1}
+
+
+@pytest.mark.parametrize("episodes", [None, np.zeros(64, np.int64), np.repeat([0, 1], 32)])
+def test_without_enough_episodes_whole_stretches_are_held_out(episodes):
+    found = hold_out(64, episodes)
+    assert found.of == "of other stretches of the recording"
+    assert found.rows.mean() == HELD_OUT
+    edges = np.count_nonzero(np.diff(found.rows))
+    assert edges <= 8, "rows that were calibrated with lie around few of those that were not"
+
+
+def test_too_few_rows_are_not_divided():
+    assert hold_out(MIN_ROWS - 1) is None
+    assert hold_out(MIN_ROWS) is not None
+
+
+# ------------------------------------------------------------------ data
+
+
+def observations(count):
+    return {"observation": np.arange(count * 4, dtype=np.float32).reshape(count, 4)}
+
+
+def test_data_are_divided_by_episodes_and_say_so():
+    contract, episodes = mlp().contract, numbers([5, 7, 3, 9, 4, 6, 2, 8])
+    data = CalibrationData.checked(contract, observations(len(episodes)), source="t", episodes=episodes)
+    calibrate, held = data.split()
+    assert calibrate.count + held.count == data.count
+    of_row = {float(row[0]): number for row, number in zip(data.rows["observation"], episodes, strict=True)}
+    sides = [{of_row[float(row[0])] for row in side.rows["observation"]} for side in (calibrate, held)]
+    assert not sides[0] & sides[1]
+    assert held.title == "held-out observations of other episodes"
+
+
+def test_few_rows_judge_themselves_and_say_so():
+    calibrate, held = CalibrationData.checked(mlp().contract, observations(7), source="t").split()
+    assert calibrate.count == held.count == 7
+    assert held.title == "observations that were calibrated with"
+
+
+def test_thinned_rows_stay_on_their_side(monkeypatch):
+    episodes = numbers([10] * 40)
+    whole = CalibrationData.checked(mlp().contract, observations(400), source="t", episodes=episodes)
+    monkeypatch.setattr(data_module, "MAX_ROWS", 100)
+    thin = CalibrationData.checked(mlp().contract, observations(400), source="t", episodes=episodes)
+    assert thin.count == 100
+    for few, all_ in zip(thin.split(), whole.split(), strict=True):
+        assert set(few.rows["observation"][:, 0].tolist()) <= set(all_.rows["observation"][:, 0].tolist())
+
+
+def test_as_many_episode_numbers_as_rows():
+    with pytest.raises(UsageError, match=r"\(3,\) episode numbers for 9 rows"):
+        CalibrationData.checked(mlp().contract, observations(9), source="t", episodes=np.arange(3))
+
+
+# ------------------------------------------------------------------ npz
+
+
+@pytest.mark.parametrize("name", ["start", "episode"])
+def test_an_npz_may_say_which_rows_are_of_one_episode(tmp_path, name):
+    episodes = numbers([12] * 8)
+    marks = {"episode": episodes, "start": np.diff(episodes, prepend=-1) > 0}[name]
+    for key in ("observation", "arr_0"):
+        np.savez(tmp_path / "rows.npz", **{key: observations(96)["observation"], name: marks})
+        data = load_npz(tmp_path / "rows.npz", mlp().contract)
+        assert data.split()[1].title == "held-out observations of other episodes"
+        assert data.held_out.rows.reshape(8, 12).all(axis=1).sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "marks", "says"),
+    [
+        ("start", np.zeros(16, np.int64), r"'start' is int64 \[16\], expected booleans \[rows\]"),
+        ("episode", np.zeros(16), r"'episode' is float64 \[16\], expected integers \[rows\]"),
+        ("episode", np.zeros((16, 1), np.int64), r"'episode' is int64 \[16, 1\]"),
+        ("start", np.zeros(15, np.bool_), r"\(15,\) episode numbers for 16 rows"),
+    ],
+)
+def test_marks_that_do_not_hold_are_refused(tmp_path, name, marks, says):
+    np.savez(tmp_path / "rows.npz", observation=observations(16)["observation"], **{name: marks})
+    with pytest.raises(UsageError, match=says):
+        load_npz(tmp_path / "rows.npz", mlp().contract)
+
+
+def test_an_observation_may_be_called_as_a_mark_is(tmp_path):
+    contract = dataclasses.replace(mlp().contract, observations=(ObservationSpec(key="start", shape=(4,)),))
+    np.savez(tmp_path / "rows.npz", start=observations(16)["observation"])
+    assert load_npz(tmp_path / "rows.npz", contract).rows["start"].shape == (16, 4)
+
+
+# ------------------------------------------------------------------ playing
+
+
+@pytest.mark.parametrize("steps", [2, 7, 8, 60, 400])
+def test_what_is_played_to_judge_by_is_of_episodes_of_its_own(steps):
+    """CartPole's first observation is within 0.05, and nothing it does takes it back there at once."""
+    data = play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=steps, seed=3)
+    assert data.count == steps
+    if steps < MIN_ROWS:
+        assert data.held_out is None
+        return
+    held = data.held_out.rows
+    assert held.sum() == steps // 4
+    assert not (np.diff(held.astype(int)) < 0).any(), "held out are the last"
+    first = data.rows["observation"][held.argmax()]
+    assert (np.abs(first) <= 0.05).all(), "an episode begins where what is held out does"
+    assert data.split()[1].title == "held-out observations of other episodes"
+
+
+def test_what_is_held_out_is_of_two_episodes_at_least():
+    """One with random actions, one with the policy's own, however long an episode is."""
+    data = play(pendulum(), EnvSpec(env_id="Pendulum-v1"), steps=400)
+    spin = np.abs(np.diff(data.rows["observation"][data.held_out.rows][:, 2]))
+    # Spin changes by 1.5 * 10 / 2 * 0.05 + 3 * 2 * 0.05 at most in a step, and anyhow where another episode begins.
+    assert (spin[:49] < 1.06).all()
+    assert (spin[50:] < 1.06).all()
+    first, second = data.rows["observation"][300], data.rows["observation"][350]
+    for row in (first, second):
+        assert abs(row[2]) <= 1.0, "Pendulum begins with a spin of at most one"
+
+
+# ------------------------------------------------------------------ coverage
+
+
+def spec(low, high, shape=(3,), **changes):
+    return ObservationSpec(key="x", shape=shape, low=low, high=high, **changes)
+
+
+def data_of(one, values):
+    return CalibrationData(rows={one.key: np.asarray(values, one.dtype)}, source="t")
+
+
+def test_the_share_of_bounds_is_told_for_each_dimension():
+    one = spec((-1.0, -1.0, 0.0), (1.0, 3.0, 10.0))
+    shares = visited_shares((one,), data_of(one, [[-1, 0, 2], [1, 1, 3]]))
+    assert shares == {"x": (1.0, 0.25, 0.1)}
+    assert told(shares) == "calibration visited 10% of the bounds of observation 'x'[2], the least of all"
+
+
+def test_bounds_that_are_none_or_a_types_limits_say_nothing():
+    for one in (spec(None, None), spec((-3e38,), (3e38,))):
+        assert visited_shares((one,), data_of(one, np.zeros((2, 3)))) == {}
+    assert told({}) == ""
+
+
+def test_bounds_of_one_value_are_visited_by_being_there():
+    one = spec((0.0, 0.0, 1.0), (1.0, 1.0, 1.0))
+    assert visited_shares((one,), data_of(one, [[0, 0, 1], [1, 0, 1]])) == {"x": (1.0, 0.0, 1.0)}
+
+
+def test_an_image_has_one_share():
+    policy = image_policy()
+    assert np.prod(policy.contract.observations[0].shape) > MAX_DIMENSIONS
+    data = CalibrationData.checked(policy.contract, rows(policy, 4), source="t")
+    shares = visited_shares(policy.contract.observations, data)
+    assert len(shares["observation"]) == 1
+    assert shares["observation"][0] > 0.9
+    assert told(shares).endswith("of the bounds of observation 'observation'")
+
+
+def test_frames_of_a_stack_are_frames():
+    one = spec((0.0,), (10.0,), stack=2)
+    shares = visited_shares((one,), data_of(one, [[[0, 1, 2], [5, 1, 4]], [[5, 1, 4], [10, 1, 6]]]))
+    assert shares == {"x": (1.0, 0.0, 0.4)}
+
+
+def test_a_share_is_never_more_than_all():
+    one = spec((-1.0,), (1.0,))
+    assert visited_shares((one,), data_of(one, [[-9, -9, 0], [9, 0, 0]])) == {"x": (1.0, 1.0, 0.0)}

@@ -1,0 +1,389 @@
+"""Q13: a file is judged by what it returns beside the float policy, neither passed nor failed by chance."""
+
+import dataclasses
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_factory import mlp, rows
+
+from quarl_device.environments import EnvSpec
+from quarl_device.errors import CheckFailed, UsageError
+from quarl_export.calibration import CalibrationData
+from quarl_export.checks import returns as returns_module
+from quarl_export.checks.agreement import check_parity
+from quarl_export.checks.paired import MAX_LOSS, Comparison
+from quarl_export.checks.returns import Play, judge_returns
+from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.schemes import SchemeOptions
+
+# ------------------------------------------------------------------ the rule
+
+
+def verdict(theirs, ours):
+    return Comparison.of(theirs, ours).verdict
+
+
+def test_equal_returns_hold_and_far_lower_ones_do_not():
+    theirs = [100.0, 120.0, 80.0, 100.0]
+    assert verdict(theirs, theirs) == "held"
+    assert verdict(theirs, [value + 50 for value in theirs]) == "held"
+    assert verdict(theirs, [value - 4.9 for value in theirs]) == "held"
+    assert verdict(theirs, [value - 5.1 for value in theirs]) == "lost"
+
+
+def test_a_loss_within_the_limit_is_undecided_while_chance_may_hide_a_larger_one():
+    """Over twenty starts two failures cost 10 % on average, with a standard error of 7 %: that proves nothing."""
+    few = Comparison.of([500.0] * 20, [500.0] * 18 + [0.0] * 2)
+    assert few.verdict == "undecided"
+    many = Comparison.of([500.0] * 2000, [500.0] * 1800 + [0.0] * 200)
+    assert many.verdict == "lost"
+    assert 20 < few.episodes_needed < 2000
+    assert math.isinf(dataclasses.replace(few, loss=few.limit).episodes_needed)
+
+
+def test_a_policy_without_any_scale_is_undecided():
+    assert verdict([0.0] * 10, [0.0] * 10) == "undecided"
+    assert verdict([0.0] * 10, [-1.0] * 10) == "undecided"
+
+
+def test_where_returns_are_about_zero_their_spread_is_the_scale():
+    theirs = [-10.0, 10.0] * 10
+    assert Comparison.of(theirs, theirs).scale == 10.0
+    assert verdict(theirs, [value - 0.4 for value in theirs]) == "held"
+    assert verdict(theirs, [value - 0.6 for value in theirs]) == "lost"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("whose", [0, 1])
+def test_returns_that_are_not_finite_never_pass(bad, whose):
+    pair = [[1.0] * 12, [1.0] * 12]
+    pair[whose][5] = bad
+    assert verdict(*pair) == "lost"
+
+
+PAIRS = st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=2, max_size=30)
+RANK = {"held": 0, "undecided": 1, "lost": 2}
+
+
+@given(PAIRS, st.randoms(use_true_random=False))
+def test_the_order_of_episodes_does_not_matter(pairs, random):
+    shuffled = list(pairs)
+    random.shuffle(shuffled)
+    first, second = (Comparison.of(*zip(*some, strict=True)) for some in (pairs, shuffled))
+    assert first.loss == pytest.approx(second.loss, abs=1e-9)
+    assert first.standard_error == pytest.approx(second.standard_error, abs=1e-9)
+
+
+@given(PAIRS, st.integers(0, 10))
+def test_the_unit_of_reward_does_not_matter(pairs, power):
+    theirs, ours = (np.array(side) for side in zip(*pairs, strict=True))
+    assert verdict(theirs, ours) == verdict(theirs * 2.0**power, ours * 2.0**power)
+
+
+@given(PAIRS, st.floats(0, 1e4))
+def test_a_file_that_returns_less_everywhere_is_never_judged_better(pairs, less):
+    theirs, ours = (np.array(side) for side in zip(*pairs, strict=True))
+    assert RANK[verdict(theirs, ours - less - 1e-6)] >= RANK[verdict(theirs, ours)]
+
+
+def test_luck_seldom_decides():
+    """With a true loss of just the limit a file is passed by luck in one of 40 cases, and failed in as few."""
+    rng = np.random.default_rng(0)
+    theirs = 100.0 + rng.normal(0.0, 10.0, (4000, 50))
+    ours = theirs - 100.0 * MAX_LOSS + rng.normal(0.0, 20.0, theirs.shape)
+    found = [verdict(a, b) for a, b in zip(theirs, ours, strict=True)]
+    assert found.count("held") / len(found) < 0.035
+    assert found.count("lost") / len(found) < 0.035
+
+
+def test_returns_must_be_pairs():
+    for theirs, ours in (([1.0], [1.0]), ([1.0, 2.0], [1.0])):
+        with pytest.raises(ValueError, match="no pairs"):
+            Comparison.of(theirs, ours)
+
+
+# ------------------------------------------------------------------ playing
+
+
+class Choice(gymnasium.Env):
+    """One point a step for the index of the largest of three numbers; `fault` is what goes wrong."""
+
+    seeds: tuple = ()
+
+    def __init__(self, fault="", worth=1.0):
+        self.observation_space = gymnasium.spaces.Box(-4.0, 4.0, (4,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self.fault, self.worth, self.left = fault, worth, 0
+        if fault == "constructor":
+            raise RuntimeError("no licence")
+
+    def _draw(self):
+        self.now = self.np_random.uniform(-4.0, 4.0, 4).astype(np.float32)
+        return self.now
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Choice.seeds += (seed,)
+        self.left = 20
+        return self._draw(), {}
+
+    def step(self, action):
+        right = int(action) == int(self.now[:3].argmax())
+        self.left -= 1
+        if self.fault == "step":
+            raise RuntimeError("broken")
+        reward = math.nan if self.fault == "nan" else self.worth * right
+        if self.fault == "nan for others" and not right:
+            reward = math.nan
+        return self._draw(), reward, self.left == 0 and self.fault != "endless", False, {}
+
+
+gymnasium.register("QuarlTestChoice-v0", Choice)
+
+
+def chooser(wrong=False):
+    """A policy that is right every time, or never."""
+    policy = mlp(hidden=8, bounds={"observation": (-4.0, 4.0)})
+    one = np.eye(4, 3, dtype=np.float32)
+    policy.weights["a/kernel"][:] = np.concatenate([one, np.zeros((4, 1)), -one, np.zeros((4, 1))], axis=1)
+    policy.weights["a/bias"][:] = 0.0
+    sign = -1.0 if wrong else 1.0
+    policy.weights["q/kernel"][:] = sign * np.concatenate([np.eye(4, 3), -np.eye(4, 3)])
+    policy.weights["q/bias"][:] = 0.0
+    return policy
+
+
+def data_of(policy):
+    spread = np.random.default_rng(0).uniform(-4, 4, (256, 4)).astype(np.float32)
+    return CalibrationData.checked(policy.contract, {"observation": spread}, source="test")
+
+
+def play(fault="", **changes):
+    kwargs = {"fault": fault, "worth": changes.pop("worth", 1.0)}
+    return Play(env=EnvSpec(env_id="QuarlTestChoice-v0", kwargs=kwargs), **{"episodes": 20, **changes})
+
+
+@pytest.fixture(scope="module")
+def right():
+    return build_file(chooser(), ExportOptions(), data=data_of(chooser())).file
+
+
+@pytest.fixture(scope="module")
+def right_float():
+    return build_file(chooser(), ExportOptions(scheme=SchemeOptions(scheme="float32"))).file
+
+
+@pytest.fixture(scope="module")
+def wrong():
+    return build_file(chooser(wrong=True), ExportOptions(), data=data_of(chooser())).file
+
+
+def test_a_right_file_holds_and_says_what_was_played(right, right_float):
+    found = judge_returns(right, lambda: right_float, play(seed=7))
+    assert (found.decided, found.result.passed, found.result.advisory) == (True, True, False)
+    detail = found.result.detail
+    assert (detail["verdict"], detail["episodes"], detail["seed"]) == ("held", 20, 7)
+    assert detail["float_return_mean"] > 19
+    assert detail["file_return_mean"] > 19
+    assert found.result.value == pytest.approx(detail["loss"] / detail["scale"], abs=1e-5)
+    assert found.result.limit == MAX_LOSS
+    assert judge_returns(right, lambda: right_float, play(seed=7)).result == found.result
+
+
+def test_a_wrong_file_fails_with_both_means(wrong, right_float):
+    found = judge_returns(wrong, lambda: right_float, play())
+    assert (found.decided, found.result.passed) == (True, False)
+    assert found.result.detail["verdict"] == "lost"
+    assert "of the float policy over 20 episodes of QuarlTestChoice-v0" in found.result.message
+
+
+def test_both_play_the_same_start_seeds(right, right_float):
+    Choice.seeds = ()
+    judge_returns(right, lambda: right_float, play(seed=500, episodes=10))
+    assert Choice.seeds == (*range(500, 510), *range(500, 510))
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("nan", "reward is nan"), ("step", "broken")],
+)
+def test_an_environment_that_misbehaves_fails_the_file_and_says_how_to_go_on(right, right_float, fault, says):
+    found = judge_returns(right, lambda: right_float, play(fault))
+    assert (found.decided, found.result.passed) == (False, False)
+    assert says in found.result.message
+    assert "--episodes 0" in found.result.message
+
+
+def test_a_file_that_brings_its_environment_to_nan_never_passes(wrong, right_float):
+    found = judge_returns(wrong, lambda: right_float, play("nan for others"))
+    assert not found.result.passed
+    assert "reward is nan" in found.result.message
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (EnvSpec(env_id="CartPole-v99"), "CartPole-v99"),
+        (EnvSpec(env_id="CartPole-v1"), "the environment has"),
+        (EnvSpec(env_id="QuarlTestChoice-v0", kwargs={"fault": "constructor"}), "no licence"),
+        (EnvSpec(env_id="no.such.module:Any-v0"), "names a module"),
+    ],
+)
+def test_what_cannot_be_played_is_not_judged_and_the_reason_is_told(right, env, says):
+    def never():
+        raise AssertionError("nothing to compare with was asked for")
+
+    found = judge_returns(right, never, Play(env=env, episodes=10))
+    assert (found.decided, found.result.passed) == (False, True)
+    assert found.result.message.startswith("not judged: ")
+    assert says in found.result.message
+    assert found.result.detail == {"verdict": "not judged"}
+
+
+def test_an_episode_without_end_is_cut_and_undecided(right, right_float, monkeypatch):
+    monkeypatch.setattr(returns_module, "MAX_STEPS_PER_EPISODE", 30)
+    found = judge_returns(right, lambda: right_float, play("endless"))
+    assert (found.decided, found.result.passed) == (False, True)
+    assert "fewer than 10 episodes ended within 600 steps" in found.result.message
+
+
+def test_fewer_episodes_than_asked_for_are_compared_where_steps_run_out(right, right_float, monkeypatch):
+    monkeypatch.setattr(returns_module, "MAX_STEPS_PER_EPISODE", 12)
+    found = judge_returns(right, lambda: right_float, play())
+    assert found.decided
+    assert found.result.detail["episodes"] == 12
+
+
+def test_what_takes_too_long_says_nothing(right, right_float, monkeypatch):
+    monkeypatch.setattr(returns_module, "MAX_S_PER_EPISODE", -1.0)
+    found = judge_returns(right, lambda: right_float, play())
+    assert (found.decided, found.result.detail["verdict"]) == (False, "undecided")
+    assert "20 episodes take more than" in found.result.message
+
+
+def test_undecided_says_how_many_episodes_would_tell(right, right_float, monkeypatch):
+    returned = {"the float policy": [10.0] * 20, "the file": [10.0] * 18 + [0.0] * 2}
+    monkeypatch.setattr(returns_module, "_returns", lambda file, play, episodes, who: tuple(returned[who]))
+    found = judge_returns(right, lambda: right_float, play())
+    assert (found.decided, found.result.passed) == (False, True)
+    assert found.result.message.startswith("undecided: 9 against 10")
+    assert "; --episodes " in found.result.message
+
+
+def test_progress_is_told_at_the_start_and_then_every_two_seconds(right, right_float, monkeypatch):
+    told = []
+    judge_returns(right, lambda: right_float, play(tell=told.append))
+    assert told == [f"playing 20 episodes of QuarlTestChoice-v0 with {who}" for who in ("the float policy", "the file")]
+    told.clear()
+    monkeypatch.setattr(returns_module, "_TELL_EVERY_S", 0.0)
+    judge_returns(right, lambda: right_float, play(tell=told.append))
+    assert told[1].endswith("with the float policy: 1 done")
+    assert len(told) == 40
+
+
+@pytest.mark.parametrize("episodes", [0, 9, 10_001])
+def test_too_few_and_too_many_episodes_are_wrong_usage(episodes):
+    with pytest.raises(UsageError, match="expected 10 to 10,000"):
+        play(episodes=episodes)
+
+
+# ------------------------------------------------------------------ with the other checks
+
+
+def by_code(built):
+    return {result.code: result for result in built.checks}
+
+
+def coarse():
+    """The chooser with values of a few thousand beside differences of 8: int8 sees some of them."""
+    policy = chooser()
+    policy.weights["q/bias"][:] = 1500.0
+    return policy
+
+
+def test_without_playing_a_coarse_head_is_refused_and_with_it_returns_decide():
+    policy = coarse()
+    with pytest.raises(CheckFailed, match=r"Q10 actions: .*--env ID"):
+        build_file(policy, ExportOptions(), data=data_of(policy))
+    with pytest.raises(CheckFailed, match=r"^Q13 returns: ") as caught:
+        build_file(policy, ExportOptions(), data=data_of(policy), play=play())
+    assert [entry["code"] for entry in caught.value.checks if not entry["passed"]] == ["Q13"]
+
+
+def test_where_nothing_is_ever_returned_other_actions_stop_the_file_as_before():
+    with pytest.raises(CheckFailed, match=r"^Q10 actions: .*Q11 regret: "):
+        build_file(coarse(), ExportOptions(), data=data_of(coarse()), play=play(worth=0.0))
+
+
+def test_where_every_action_is_as_good_other_actions_stop_no_file():
+    """Q10 and Q11 are told beside their limits, and marked."""
+    policy = coarse()
+    indifferent = Play(env=EnvSpec(env_id="QuarlTestIndifferent-v0"), episodes=10)
+    built = build_file(policy, ExportOptions(), data=data_of(policy), play=indifferent)
+    assert built.forced == ()
+    checks = by_code(built)
+    assert checks["Q13"].detail["verdict"] == "held"
+    for code, kept in (("Q10", checks["Q10"].value >= 0.75), ("Q11", checks["Q11"].value <= 0.05)):
+        assert checks[code].advisory
+        assert checks[code].to_json()["advisory"]
+        assert not kept
+
+
+class Indifferent(Choice):
+    def step(self, action):
+        observation, _, done, cut, info = super().step(action)
+        return observation, 1.0, done, cut, info
+
+
+gymnasium.register("QuarlTestIndifferent-v0", Indifferent)
+
+
+def test_where_returns_do_not_tell_other_actions_stop_the_file_as_before(monkeypatch):
+    monkeypatch.setattr(returns_module, "MAX_STEPS_PER_EPISODE", 1)
+    policy = coarse()
+    indifferent = Play(env=EnvSpec(env_id="QuarlTestIndifferent-v0"), episodes=10)
+    with pytest.raises(CheckFailed, match="Q10 actions"):
+        build_file(policy, ExportOptions(), data=data_of(policy), play=indifferent)
+
+
+def test_a_float32_file_is_the_float_policy_and_is_not_played():
+    def never(_):
+        raise AssertionError("played")
+
+    built = build_file(
+        chooser(), ExportOptions(scheme=SchemeOptions(scheme="float32")), data=data_of(chooser()), play=play(tell=never)
+    )
+    assert by_code(built)["Q13"].message.startswith("not judged: a float32 file")
+
+
+def test_nothing_to_play_in_is_told():
+    built = build_file(
+        mlp(), ExportOptions(), data=CalibrationData.checked(mlp().contract, rows(mlp(), 64), source="t")
+    )
+    assert by_code(built)["Q13"].message == "not judged: no environment to play in, or no episodes asked for"
+    assert not by_code(built)["Q10"].advisory
+
+
+@pytest.mark.parametrize(("scheme", "advisory"), [("dynamic", True), ("int16x8", True), ("float16", False)])
+def test_what_has_no_exact_reference_is_judged_by_returns(scheme, advisory):
+    """An error of 40 % of the mean output fails Q09, unless returns have judged a file whose weights are rounded."""
+    policy = chooser()
+    built = build_file(policy, ExportOptions(scheme=SchemeOptions(scheme=scheme)), data=data_of(policy))
+    subject = dataclasses.replace(built.subject)
+    subject.__dict__["file_outputs"] = {role: 1.4 * values for role, values in built.subject.file_outputs.items()}
+    assert not check_parity(subject).passed
+    assert not check_parity(subject).advisory
+    decided = check_parity(subject, decided=True)
+    assert (decided.passed, decided.advisory) == (advisory, advisory)
+    assert decided.value == pytest.approx(0.4, abs=0.05)
+
+
+def test_an_int8_file_must_repeat_its_reference_whatever_it_returns():
+    policy = chooser()
+    subject = dataclasses.replace(build_file(policy, ExportOptions(), data=data_of(policy)).subject)
+    subject.__dict__["file_outputs"] = {role: 1.4 * values for role, values in subject.file_outputs.items()}
+    assert not check_parity(subject, decided=True).passed
