@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl_device.errors import NotSolved, QuarlError
+from quarl_device.errors import JournalError, NotSolved, QuarlError
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
 from quarl_device.wire.keys import LearnerKey
@@ -108,7 +108,10 @@ def _returns(file: PolicyFile, twin: PolicyFile, config: TrainConfig, episodes: 
 
 
 def _agreement(file: PolicyFile, twin: PolicyFile, journal: Path) -> float:
-    rows = recorded_observations(journal, file.contract)
+    recorded = recorded_observations(journal, file.contract)
+    if recorded is None:
+        raise JournalError(f"{journal} holds no observation to compare actions on")
+    rows = recorded.observations
     count = len(next(iter(rows.values())))
     picked = np.unique(np.linspace(0, count - 1, min(count, _COMPARED)).astype(int))
     compared = {key: values[picked] for key, values in rows.items()}
