@@ -234,6 +234,19 @@ def test_a_block_that_goes_bad_while_it_waits_is_dropped_when_it_is_due(spool, t
     assert "block 1 is damaged and dropped" in caplog.text
 
 
+def test_a_block_that_cannot_be_read_for_now_is_not_given_up(spool, monkeypatch):
+    one = spool(A)
+    fill(one, 20)
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert one.get(0) is None
+    assert (len(one), one.dropped_blocks, one.get(0)) == (20, 0, payload(A, 0))
+
+
 def test_a_file_that_vanishes_costs_its_blocks_and_ends_nothing(spool, tmp_path):
     one = spool(A)
     fill(one, 20)

@@ -12,6 +12,7 @@ tries again. Who looks at `fault` makes no more blocks meanwhile.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -37,6 +38,7 @@ from quarl_device.spool.segment import SUFFIX, Entry, Segment
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 1.0
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # says nothing about the file
 
 
 class DiskSpool:
@@ -159,7 +161,7 @@ class DiskSpool:
         return waiting[0] if waiting is not None and own and waiting[0] >= sequence else None
 
     def get(self, sequence: int) -> bytes | None:
-        """Return a held block of the delivered life, or None when it is held no longer or damaged by now."""
+        """Return a held block of the delivered life, or None when it is held no longer, or cannot be read now."""
         for segment in self._delivered():
             if segment.last >= sequence:
                 entry = segment.entry(sequence)
@@ -358,10 +360,12 @@ class DiskSpool:
             _LOG.warning("spool file %s cannot be removed: %s", segment.path, cause.strerror)
 
     def _read(self, segment: Segment, entry: Entry) -> bytes | None:
-        """Return a block as it was put; one that does not hold (any more) is dropped."""
+        """Return a block as it was put; one that does not hold (any more) is dropped, one that may is not."""
         try:
             data = os.pread(self._open_for_reading(segment), entry.size_bytes, entry.offset)
         except OSError as cause:
+            if cause.errno in _PASSING:
+                return None
             _LOG.error("spool file %s cannot be read: %s", segment.path, cause.strerror)
             data = b""
         header = read_header(data)
