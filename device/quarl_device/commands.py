@@ -146,7 +146,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--max-offline",
         type=at_least(0),
-        default=3600,
+        default=60,
         metavar="S",
         help="go on so long without link or learner (default: %(default)s)",
     )
