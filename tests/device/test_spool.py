@@ -406,6 +406,21 @@ def test_a_full_disk_loses_nothing_says_why_and_is_tried_again(spool, full_disk,
     assert "is written again" in caplog.text
 
 
+def test_what_waits_in_memory_is_not_taken_for_a_block_of_an_earlier_life(spool, full_disk):
+    one = spool(A)
+    fill(one, 1)
+    kill(one)
+    two = spool(B)
+    fill(two, 1)
+    full_disk["full"] = True
+    two.put(1, payload(B, 1))
+    assert (two.delivering, two.get(1), two.next_held(1)) == (A, None, None)
+    two.free(0)
+    assert (two.delivering, two.get(1), two.next_held(1)) == (B, payload(B, 1), 1)
+    full_disk["full"] = False
+    assert deliver(two) == [(B, 0), (B, 1)]
+
+
 def test_what_waits_in_memory_may_be_delivered_dropped_or_left(spool, full_disk):
     one = spool(A)
     full_disk["full"] = True

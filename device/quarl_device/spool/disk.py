@@ -158,9 +158,8 @@ class DiskSpool:
         for segment in self._delivered():
             if segment.last >= sequence:
                 return segment.next_held(sequence)
-        waiting = self._unwritten
-        own = waiting is not None and self.delivering == self.boot_id
-        return waiting[0] if waiting is not None and own and waiting[0] >= sequence else None
+        waiting = self._waiting()
+        return waiting[0] if waiting is not None and waiting[0] >= sequence else None
 
     def get(self, sequence: int) -> bytes | None:
         """Return a held block of the delivered life, or None when it is held no longer, or cannot be read now."""
@@ -168,7 +167,7 @@ class DiskSpool:
             if segment.last >= sequence:
                 entry = segment.entry(sequence)
                 return None if entry is None else self._read(segment, entry)
-        waiting = self._unwritten
+        waiting = self._waiting()
         return waiting[1] if waiting is not None and waiting[0] == sequence else None
 
     def gap_before(self, sequence: int) -> tuple[tuple[int, int], ...]:
@@ -180,6 +179,10 @@ class DiskSpool:
             found = segment.held_before(sequence)
             before = before if found is None else found
         return ((before + 1, sequence - 1),) if 0 <= before < sequence - 1 else ()
+
+    def _waiting(self) -> tuple[int, bytes, int] | None:
+        """Return the block that is not on disk yet, if it is of the delivered life."""
+        return self._unwritten if self.delivering == self.boot_id else None
 
     def _delivered(self) -> Iterator[Segment]:
         """Yield the segments of the delivered life that hold blocks."""
