@@ -64,7 +64,7 @@ def test_an_operator_version_is_a_view(patcher):
 
 
 def test_only_a_free_batch_is_stated(spec):
-    stated = convert_float(spec, random_snapshot(spec))
+    stated = convert_float(spec, random_snapshot(spec, seed=5))
     free = bytearray(stated)
     tensor = schema.Model.GetRootAsModel(free, 0).Subgraphs(0).Tensors(0)
     tensor.ShapeSignatureAsNumpy()[:] = -1

@@ -280,7 +280,7 @@ def test_options_that_a_source_has_no_use_for_are_refused_not_ignored(capsys, tm
         code, message, hint = refused(capsys, "export", out, "--from", agent, *words)
         assert (code, words[0] in message, hint) == (2, True, f"leave {words[0]} out")
     code, message, hint = refused(capsys, "export", out, "--from", agent, "--env", "CartPole-v1", "--stack", 2)
-    assert (code, "holds 1 frames" in message, "leave --stack out" in hint) == (2, True, True)
+    assert (code, "stacks of 1 of" in message, "leave --stack out" in hint) == (2, True, True)
     code, message, hint = refused(capsys, "inspect", data / "cartpole.tflite", "--stack", 2)
     assert (code, "--layers" in hint) == (2, True)
 

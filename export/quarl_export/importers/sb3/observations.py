@@ -87,7 +87,7 @@ def observe(
         spec = _assumed(key, box, is_image, stack, what) if given is None else _matched(box, is_image, given[key], what)
         if stack not in (1, spec.stack):
             raise UsageError(
-                f"{what}: observation {key!r} holds {spec.stack} frames of the environment's, not {stack}",
+                f"{what} saw stacks of {spec.stack} of what the environment gives for {key!r}, not of {stack}",
                 hint="leave --stack out: the environment tells",
             )
         if is_image and len(spec.shape) == 3 and len(set(spec.shape)) == 1:
