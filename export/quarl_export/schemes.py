@@ -13,6 +13,7 @@ With float32 ends the normaliser is a float prologue inside the file; with integ
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,9 +27,10 @@ from quarl_export.checks.op_versions import RUNTIMES, Runtime
 from quarl_export.converter import ConverterSettings, Io, convert_with
 from quarl_export.float_models import build_float, input_name
 from quarl_export.graph import repack
-from quarl_export.ir import ImportedPolicy
+from quarl_export.ir import ImportedPolicy, PolicyGraph
 from quarl_export.ir.layers import FLOAT_ONLY, WEIGHTED
 from quarl_export.ir.reference import normalize
+from quarl_export.networks import HEAD_OUTPUTS, HeadOutput
 from quarl_export.prologue import prepend_prologue
 from quarl_export.quantized import convert_quantized, end_names
 from quarl_export.range_plan import QuantizationOptions
@@ -55,6 +57,8 @@ class SchemeOptions:
         runtime: that the file must load in.
         weight_bits: 2-8, of an int8 file's weights; fewer than 8 are stored in int8.
         activation_bits: 2-8, of its ReLU layers; the rest keeps 8.
+        head_output: of an int8 file's Q values: see `head_layers`.
+        wide_outputs: layers whose outputs are int16, as `resolved` finds them.
     """
 
     scheme: Scheme = "int8"
@@ -64,9 +68,12 @@ class SchemeOptions:
     runtime: Runtime = "litert"
     weight_bits: int = 8
     activation_bits: int = 8
+    head_output: HeadOutput = "int8"
+    wide_outputs: frozenset[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
         for what, value, allowed in (
+            ("head output", self.head_output, HEAD_OUTPUTS),
             ("scheme", self.scheme, SCHEMES),
             ("io", self.io, IO_TYPES),
             ("runtime", self.runtime, RUNTIMES),
@@ -74,6 +81,7 @@ class SchemeOptions:
             if value not in allowed:
                 raise UsageError(f"{what} {value!r} is not one of {', '.join(allowed)}")
         self._check_bits()
+        self._check_head()
         if self.io != "float32" and self.scheme != "int8":
             raise UsageError(f"scheme {self.scheme} has float32 ends, not {self.io}", hint="use --scheme int8")
         if self.scheme == "dynamic" and self.per_channel and self.runtime == "tflite-2.14":
@@ -96,6 +104,63 @@ class SchemeOptions:
                 "round differently, and a half step is then a whole level",
                 hint="leave out --activation-bits, or use --runtime litert",
             )
+
+    def _check_head(self) -> None:
+        if self.head_output == "int8":
+            return
+        if self.scheme != "int8":
+            raise UsageError(f"scheme {self.scheme} has no {self.head_output} head beside it", hint="use --scheme int8")
+        if self.io != "float32":
+            raise UsageError(
+                f"a {self.head_output} head needs float32 ends, not {self.io}",
+                hint="use --io float32, or --head-output int8",
+            )
+        if self.head_output == "int16" and self.runtime != "litert":
+            raise UsageError(
+                "an int16 head needs LiteRT: tflite-runtime 2.14 has no kernel that turns int8 into int16",
+                hint="use --head-output float32, or --runtime litert",
+            )
+
+
+def resolved(options: SchemeOptions, policy: ImportedPolicy) -> SchemeOptions:
+    """Return `options` with the layers of `policy` that `head_output` means among `keep_float` or `wide_outputs`.
+
+    "float32" keeps what gives the Q values: a dense layer, or the layers that a dueling head adds up, and its dense
+    layers. "int16" takes a dense layer alone.
+
+    Raises:
+        UsageError: the head is not of Q values, or has no dense layer of its own.
+    """
+    if options.head_output == "int8":
+        return options
+    if policy.contract.head.kind != "q_values":
+        raise UsageError(
+            f"--head-output {options.head_output} is for q_values heads; the policy has a {policy.contract.head.kind} "
+            "head"
+        )
+    if options.head_output == "int16":
+        return dataclasses.replace(options, wide_outputs=frozenset(policy.graph.outputs.values()))
+    return dataclasses.replace(options, keep_float=options.keep_float | head_layers(policy.graph))
+
+
+def head_layers(graph: PolicyGraph) -> frozenset[str]:
+    """Return the layers from the last dense ones to the outputs of `graph`.
+
+    Raises:
+        UsageError: something else than sums and means stands between them.
+    """
+    found: set[str] = set()
+    waiting = list(graph.outputs.values())
+    layers = {layer.name: layer for layer in graph.layers}
+    while waiting:
+        name = waiting.pop()
+        kind = layers[name].kind if name in layers else "an input"
+        if kind not in ("dense", "add", "subtract", "mean"):
+            raise UsageError(f"the head ends in {name!r} ({kind}): expected dense layers and sums of them")
+        found.add(name)
+        if kind != "dense":
+            waiting += layers[name].inputs
+    return frozenset(found)
 
 
 def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
@@ -147,6 +212,7 @@ def convert(
         UsageError: ranges or samples are missing, or `options` do not fit the policy.
         ConversionError: a layer that the scheme cannot hold, or TensorFlow's converter failed.
     """
+    options = resolved(options, policy)
     check_layers(policy, options)
     if options.scheme == "int8":
         if ranges is None:
@@ -191,6 +257,7 @@ def quantization(options: SchemeOptions) -> QuantizationOptions:
         keep_float=options.keep_float,
         weight_bits=options.weight_bits,
         activation_bits=options.activation_bits,
+        wide_outputs=options.wide_outputs,
     )
 
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from quarl_export.checks.returns import Play
     from quarl_export.export import ExportReport
     from quarl_export.ir import ImportedPolicy
+    from quarl_export.networks import HeadOutput as HeadOutputType
     from quarl_export.pipeline import ExportOptions
+    from quarl_export.schemes import SchemeOptions
 
 
 def export(
@@ -37,8 +39,9 @@ def export(
     source: given.Source = None,
     scheme: given.SchemeOption = Scheme.INT8,
     per_channel: given.PerChannel = False,
-    weight_bits: given.WeightBits = 8,
-    activation_bits: given.ActivationBits = 8,
+    weight_bits: given.WeightBits = None,
+    activation_bits: given.ActivationBits = None,
+    head_output: given.HeadOutput = None,
     io: given.IoOption = Io.FLOAT32,
     runtime: given.RuntimeOption = Runtime.LITERT,
     env: said.Environment = "",
@@ -74,6 +77,7 @@ def export(
     Examples:
       quarl-edge export model.tflite
       quarl-edge export model.tflite --from ppo.zip --env CartPole-v1 --vecnormalize stats.pkl
+      quarl-edge export model.tflite --from dqn.zip --env CartPole-v1 --head-output float32
       quarl-edge export model.tflite --from actor.keras --env Pendulum-v1 --calibrate recorded.npz --io int8
       quarl-edge export model.tflite --from q.keras --env CartPole-v1 --stack 4 --stack-fill zeros
       quarl-edge export model.tflite --from actor.h5 --input camera=image --input joints=state --output action=out
@@ -97,12 +101,17 @@ def export(
     with closing(make_progress() if sys.stderr.isatty() else Silent()) as progress:
         progress.note(f"reading {source or checkpoint}")
         _load_library()
+        hint = f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo"
+        with hint_where_none(hint, LearnerError):
+            trained = _trained_scheme(checkpoint, scheme)
         options = _options(
-            scheme=scheme, per_channel=per_channel, weight_bits=weight_bits, activation_bits=activation_bits, io=io,
+            scheme=scheme, per_channel=per_channel, io=io,
+            weight_bits=weight_bits or trained.weight_bits,
+            activation_bits=activation_bits or trained.activation_bits,
+            head_output=head_output.value if head_output else trained.head_output,
             runtime=runtime, keep_float=keep_float, range_rule=range_rule, percentile=percentile,
             recalibrate=bool(calibrate), force=force, center_q=center_q,
         )  # fmt: skip
-        hint = f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo"
         with hint_where_none(hint, LearnerError):
             policy = _read(place, wishes)
             data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)
@@ -135,6 +144,7 @@ def _options(
     per_channel: bool,
     weight_bits: int,
     activation_bits: int,
+    head_output: HeadOutputType,
     io: Io,
     runtime: Runtime,
     keep_float: list[str] | None,
@@ -158,12 +168,24 @@ def _options(
             runtime=runtime.value,
             weight_bits=weight_bits,
             activation_bits=activation_bits,
+            head_output=head_output,
         ),
         rule=RangeRule(kind=range_rule.value, percentile=percentile),
         recalibrate=recalibrate,
         force=force,
         center_q=center_q,
     )
+
+
+def _trained_scheme(checkpoint: Path | None, scheme: Scheme) -> SchemeOptions:
+    """Return the bits and the head of a run's training, where its file can have them; the usual ones otherwise."""
+    from quarl_export.checkpoint import load_policy
+    from quarl_export.export import trained_scheme
+    from quarl_export.schemes import SchemeOptions
+
+    if checkpoint is None or scheme is not Scheme.INT8:
+        return SchemeOptions()
+    return trained_scheme(load_policy(checkpoint).spec.quantization)
 
 
 def _read(place: Path, wishes: SourceWishes) -> ImportedPolicy:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from quarl_device import __version__
 from quarl_device.contract import Head, PolicyContract
@@ -38,17 +40,19 @@ from quarl_edge.learner.publisher import PolicyPublisher
 from quarl_edge.learner.receiver import Receiver
 from quarl_edge.learner.result import TrainResult, nothing_happened
 from quarl_edge.learner.stop import StopSignal
+from quarl_edge.local.access import LEARNER_NAME
 from quarl_edge.local.actors import ActorProcesses
 from quarl_edge.local.evaluator import Evaluator, Judged
 from quarl_edge.progress import Progress
 from quarl_edge.runs import RunDirectory
 from quarl_edge.task import look_at
-from quarl_export.audit import AuditChild, audit
-from quarl_export.networks import NetworkSpec, QuantizationSpec
+from quarl_export.audit import AuditChild
+from quarl_export.file_runner import default_runtime
+from quarl_export.networks import HeadOutput, NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
 
-LEARNER_NAME = "learner"
+TFLITE_RUNTIME = "tflite-runtime"
 _CONNECT_TIMEOUT_S = 10.0
 
 
@@ -59,6 +63,8 @@ class Fleet:
     Attributes:
         url: of the broker.
         password: of the learner's user there, `None` where the broker asks for none.
+        client_id: towards the broker; "" takes a random one per connection.
+        tls: shows the learner's certificate; `None` where there is none to show.
         name: of the fleet.
         key: signs pushes.
         takeover: serve the fleet even if another learner does.
@@ -70,6 +76,8 @@ class Fleet:
     password: str | None
     name: str
     key: LearnerKey
+    client_id: str = ""
+    tls: ssl.SSLContext | None = None
     takeover: bool = False
     clear: bool = False
     check_broker: Callable[[], None] = lambda: None
@@ -111,6 +119,9 @@ class Session:
         self._stop = stop
         self._checkpoint = checkpoint
         self._topics = Topics(fleet.name)
+        if default_runtime().name == TFLITE_RUNTIME:
+            # Goldens and judgements are its answers, whatever the devices have.
+            config.check_kernels("tflite-2.14")
         task = look_at(config)
         self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
 
@@ -175,6 +186,7 @@ class Session:
                 evaluator=evaluator,
                 auditor=auditor,
                 keeper=keeper,
+                conversion_reason=template.reason,
                 normalizer=normalizer,
                 metrics=self._metrics,
                 progress=self._progress,
@@ -203,9 +215,11 @@ class Session:
     def _connected(self, last_words: bytes | None) -> Iterator[PahoLink]:
         # A broker throws the older of two clients with one id off: an account may serve several learners, so the id is
         # not the user. 23 bytes are what every broker takes.
-        client_id = f"{LEARNER_NAME}-{secrets.token_hex(6)}"
+        # A certificate serves one learner: a broker that takes the client id from it does that throwing off anyway.
+        client_id = self._fleet.client_id or f"{LEARNER_NAME}-{secrets.token_hex(6)}"
         will = None if last_words is None else Will(topic=self._topics.learner, payload=last_words, retain=True)
-        link = PahoLink(self._fleet.url, client_id=client_id, password=self._fleet.password, will=will)
+        fleet = self._fleet
+        link = PahoLink(fleet.url, client_id=client_id, password=fleet.password, will=will, tls=fleet.tls)
         link.connect(timeout_s=_CONNECT_TIMEOUT_S)
         try:
             yield link
@@ -236,7 +250,13 @@ class Session:
         return BlockSpec(observations=(self._observation,), action=self._action)
 
     def _network(self) -> NetworkSpec:
-        quantization = QuantizationSpec(range_decay=self._config.range_decay, center_q=self._config.center_q)
+        quantization = QuantizationSpec(
+            weight_bits=self._config.weight_bits,
+            activation_bits=self._config.activation_bits,
+            head_output=cast(HeadOutput, self._config.head_output),
+            range_decay=self._config.range_decay,
+            center_q=self._config.center_q,
+        )
         return NetworkSpec(
             observations=(self._observation,),
             action=self._action,
@@ -260,8 +280,7 @@ class Session:
         self._stop_if_asked()
         auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)
-        snapshot = policy.snapshot()
-        auditor.require(audit(policy.spec, snapshot, template.patch(snapshot)))
+        template = auditor.settle(template, policy.snapshot())
         self._stop_if_asked()
         algorithm.compile()
         return algorithm, template, auditor

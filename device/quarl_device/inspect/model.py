@@ -143,7 +143,7 @@ def inspect_bytes(
         contract_hint=hint,
         lint=_lint(graph),
         edge_tpu=judge(graph),
-        table=loadability(graph.operators),
+        table=loadability(graph.operators, graph.tensors),
         probes=tuple(try_runtime(data, runtime) for runtime in TARGETS) if load else (),
     )
 
