@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("device/quarl_device", "export/quarl_export", "quarl_edge")
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 OPTION = re.compile(r"(?<![\w(-])--[a-z][a-z0-9_-]*")
-COMMAND = re.compile(r"\b(quarl-edge|quarl-device) ((?:bench )?[a-z-]+)([^\n`;]*)")
+COMMAND = re.compile(r"\b(quarl-edge|quarl-device) ([a-z][a-z-]*(?: [a-z][a-z-]*\b)?)([^\n`;]*)")
 # Of programs that are not ours.
 FOREIGN = {"--logdir", "--system-site-packages"}
 # Of this repository's processes to one another, not for people.
