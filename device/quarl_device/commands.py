@@ -25,6 +25,7 @@ from quarl_device.output import write_result
 
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
+    from quarl_device.actor.outbox import Outbox
     from quarl_device.link import BrokerURL, PahoLink
 
 _RUN_EXAMPLES = """\
@@ -32,6 +33,11 @@ examples:
   quarl-device run --broker mqtt://pi-1@192.168.1.10 --id pi-1
   QUARL_MQTT_PASSWORD=... quarl-device run --broker mqtt://pi-2@broker.local --id pi-2 --index 1 --envs 16
   quarl-device run --broker mqtt://robot@broker.local --id robot --env my_robot:Arm-v0 --learner-key learner.pub
+  quarl-device run --broker mqtts://pi-3@broker.local --spool-mib 1024 --spool-sync 30 --when-full drop-oldest
+  quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 60
+
+Experience waits in a spool on disk until the learner has it safe; after a kill or a power cut the next start delivers
+what is left. Without link or learner the device goes on for --max-offline seconds, as far as the spool takes it.
 
 The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
 --password-file. Ctrl-C ends cleanly: what was experienced is sent first; a second one ends at once.
@@ -43,6 +49,8 @@ examples:
   quarl-device bench model.tflite --seconds 10
 """
 MAX_ENVS = 4096
+MAX_SPOOL_MIB = 1024 * 1024
+_MAX_SYNC_S = 3600
 _CONNECT_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -121,6 +129,39 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--password-file", type=Path, metavar="FILE", help="broker password; else QUARL_MQTT_PASSWORD")
     run.add_argument("--learner-key", type=Path, metavar="FILE", help="trust this learner's public key alone")
     run.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
+    run.add_argument(
+        "--spool",
+        choices=("disk", "memory"),
+        default="disk",
+        help="where experience waits; memory wears no card, and is lost with the process (default: %(default)s)",
+    )
+    run.add_argument("--state-dir", type=Path, metavar="DIR", help="of the spool (default: /var/lib/quarl-edge or XDG)")
+    run.add_argument(
+        "--spool-mib", type=_between(1, MAX_SPOOL_MIB), metavar="M", help="its size (default: 256; memory: 64)"
+    )
+    run.add_argument(
+        "--spool-sync",
+        type=_sync_policy,
+        default="5",
+        metavar="S|always|never",
+        help="fsync every S seconds, which is what a power cut may take (default: %(default)s)",
+    )
+    run.add_argument(
+        "--when-full",
+        choices=("block", "drop-oldest"),
+        default="block",
+        help="stand still, or give up the oldest blocks (default: %(default)s)",
+    )
+    run.add_argument(
+        "--max-offline",
+        type=_at_least(0),
+        default=3600,
+        metavar="S",
+        help="go on so long without link or learner (default: %(default)s)",
+    )
+    run.add_argument(
+        "--max-upload", type=_at_least(1), metavar="KIB", help="send at most so many KiB of experience per second"
+    )
     run.add_argument("--exit-when-gone", action="store_true", help="end when the learner says goodbye")
     run.add_argument("--quiet", action="store_true", help="log warnings only")
     run.add_argument("--format", choices=("text", "json"), default="text", help="of the summary at the end")
@@ -147,7 +188,8 @@ def _run(options: argparse.Namespace) -> int:
     config = _agent_config(options, check_name(options.id or url.user or default_device_name(), kind="device"))
     boot_id = new_boot_id()
     link = _link(url, config, boot_id, options.password_file)
-    agent = Agent(config, link=link, runtime=find_runtime(options.runtime), boot_id=boot_id)
+    runtime = find_runtime(options.runtime)
+    agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=_outbox(options, config, boot_id))
     _stop_on_signals(agent)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, url.address)
     _show_summary(config.name, agent.run(), as_json=options.format == "json")
@@ -169,7 +211,25 @@ def _agent_config(options: argparse.Namespace, name: str) -> AgentConfig:
         learner_key=options.learner_key,
         exit_when_gone=options.exit_when_gone,
         connect_timeout_s=_CONNECT_TIMEOUT_S,
+        max_offline_s=options.max_offline,
+        max_upload_bytes_per_s=(options.max_upload or 0) * 1024,
     )
+
+
+def _outbox(options: argparse.Namespace, config: AgentConfig, boot_id: str) -> Outbox:
+    from quarl_device.actor.outbox import MemoryOutbox
+    from quarl_device.paths import state_dir
+    from quarl_device.spool import DiskSpool, SpoolConfig
+
+    in_memory = options.spool == "memory"
+    max_bytes = (options.spool_mib or (64 if in_memory else 256)) * 1024 * 1024
+    if in_memory:
+        return MemoryOutbox(boot_id, max_bytes=max_bytes, when_full=options.when_full)
+    policy, interval_s = options.spool_sync
+    spool = SpoolConfig(max_bytes=max_bytes, when_full=options.when_full, sync=policy, sync_interval_s=interval_s)
+    # With the fleet: one host may serve several, under one name.
+    directory = (options.state_dir or state_dir()) / "spool" / f"{config.fleet}.{config.name}"
+    return DiskSpool(directory, boot_id=boot_id, config=spool)
 
 
 def _link(url: BrokerURL, config: AgentConfig, boot_id: str, password_file: Path | None) -> PahoLink:
@@ -190,7 +250,8 @@ def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:
         return
     write_result(
         f"{name}: {summary.steps:,} steps, {summary.episodes:,} episodes, {summary.blocks:,} blocks "
-        f"({summary.blocks_pending} not acknowledged), {summary.policies:,} policies; ended: {summary.reason}\n"
+        f"({summary.blocks_pending} not acknowledged, {summary.blocks_dropped} dropped), "
+        f"{summary.policies:,} policies; ended: {summary.reason}\n"
     )
 
 
@@ -236,6 +297,12 @@ def _die_with_parent() -> None:
     # A parent with process id 1 may be alive: the first process of a container.
     if os.getppid() != parent:
         raise UsageError("--die-with-parent: the parent is gone already")
+
+
+def _sync_policy(text: str) -> tuple[str, float]:
+    if text in ("always", "never"):
+        return text, float(_MAX_SYNC_S)
+    return "interval", float(_between(1, _MAX_SYNC_S)(text))
 
 
 def _at_least(low: int) -> Callable[[str], int]:

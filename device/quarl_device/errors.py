@@ -38,7 +38,8 @@ A code is never renumbered and never reused.
     ├── DeviceError
     │   ├── StateUnwritable          50  the state directory cannot be written
     │   ├── ActorFailed              51  an actor process ended by itself
-    │   └── IdInUse                  52  another process uses this device's id on the same broker
+    │   ├── IdInUse                  52  another process uses this device's id on the same broker
+    │   └── SpoolInUse               53  another process uses this device's spool
     ├── LearnerError
     │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
     │   ├── CheckpointError          71  a checkpoint is incomplete, damaged or of another run
@@ -273,6 +274,12 @@ class IdInUse(DeviceError):
     """Another process uses this device's id on the same broker."""
 
     code = 52
+
+
+class SpoolInUse(DeviceError):
+    """Another process uses this device's spool."""
+
+    code = 53
 
 
 class LearnerError(QuarlError):

@@ -52,7 +52,7 @@ MAX_AHEAD = 64
 
 _KEPT_CHECKPOINTS = 2
 _LOGGED_REFUSALS = 20
-_COUNTERS = ("blocks", "env_steps", "duplicates", "stale", "gaps")
+_COUNTERS = ("blocks", "env_steps", "duplicates", "gaps")
 _IDENTITY = re.compile(rb'"boot_id":"([0-9a-f]{16})","sequence":"([0-9]{1,16})","base":"([0-9]{1,16})"')
 
 
@@ -127,7 +127,7 @@ class Ingest:
         self._default_unit = max(1, block_transitions)
         self._lock = threading.RLock()
         self._live: dict[str, int] = {}
-        self._changed: dict[str, None] = {}
+        self._changed: dict[tuple[str, str], None] = {}  # (device, life) that an ack is due to
         self._swept = (-1, -1)
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._checkpoints: deque[int] = deque(maxlen=_KEPT_CHECKPOINTS)
@@ -180,31 +180,31 @@ class Ingest:
 
     # -- devices -----------------------------------------------------------------------------------------------------
 
-    def opened(self, device: str, boot_id: str, base: int | None = None) -> bool:
+    def opened(self, device: str, boot_id: str, base: int | None = None) -> None:
         """Note a birth: the device shares in the credit, and its next ack tells it where it stands.
 
-        Returns:
-            Whether this is the device's current life; false for the late word of one that is over.
+        Args:
+            device: its name.
+            boot_id: the life whose blocks it sends now.
+            base: see `SessionTable.open`.
         """
         with self._lock:
-            if not self.sessions.open(device, boot_id, base):
-                return False
-            self._join(device)
-            return True
+            self.sessions.open(device, boot_id, base)
+            self._join(device, boot_id)
 
     def closed(self, device: str) -> None:
         """Note a death: the device no longer takes part in the credit; a later block brings it back."""
         with self._lock:
             self._live.pop(device, None)
-            self._changed.pop(device, None)
+            self._changed = {due: None for due in self._changed if due[0] != device}
 
     def acks(self) -> list[tuple[str, Ack]]:
         """Return the acks of the live devices for which anything changed since the last call, credit included."""
         with self._lock:
             self._grant()
-            changed = [device for device in self._changed if device in self._live and device in self.sessions]
+            due = [(name, life) for name, life in self._changed if name in self._live]
             self._changed.clear()
-            return [(device, self.sessions.ack(device)) for device in changed]
+            return [(name, self.sessions.ack(name, life)) for name, life in due if self.sessions.remembers(name, life)]
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -239,9 +239,9 @@ class Ingest:
         if self.blocked:
             _LOG.warning("experience is stored again")
             self.blocked = ""
-        self.sessions.accept(device, block.dropped)
+        self.sessions.accept(device, block.boot_id, block.dropped, first_step=block.first_step, steps=block.transitions)
         self._insert(device, block)
-        self._join(device, block.transitions)
+        self._join(device, block.boot_id, block.transitions)
         return verdict
 
     def _insert(self, device: str, block: Block) -> int:
@@ -253,11 +253,9 @@ class Ingest:
         return len(transitions)
 
     def _pass_over(self, device: str, block: Block, verdict: Verdict) -> None:
-        name = {Verdict.DUPLICATE: "duplicates", Verdict.STALE: "stale", Verdict.GAP: "gaps"}[verdict]
-        self._counts[name] += 1
-        if verdict is not Verdict.STALE:
-            # Its ack was lost, or the device does not know what is missing: say it again.
-            self._join(device)
+        self._counts["duplicates" if verdict is Verdict.DUPLICATE else "gaps"] += 1
+        # Its ack was lost, or the device does not know what is missing: say it again.
+        self._join(device, block.boot_id)
         _LOG.debug("block %s/%s/%d: %s", device, block.boot_id, block.sequence, verdict.value)
 
     def _refuse(self, device: str, payload: bytes, error: PayloadRefused) -> None:
@@ -268,23 +266,23 @@ class Ingest:
         identity = _identity(payload)
         if identity is not None:
             boot_id, sequence, base = identity
-            if self.sessions.refuse(device, boot_id, sequence, base, code=error.code) is not Verdict.STALE:
-                self._join(device)
+            self.sessions.refuse(device, boot_id, sequence, base, code=error.code)
+            self._join(device, boot_id)
 
     # -- credit ------------------------------------------------------------------------------------------------------
 
-    def _join(self, device: str, transitions: int = 0) -> None:
-        """Count `device` as live, with blocks of `transitions`, and let it have an ack."""
+    def _join(self, device: str, boot_id: str, transitions: int = 0) -> None:
+        """Count `device` as live, with blocks of `transitions`, and let it have an ack for a life of it."""
         known = self._live.get(device)
         if known is None or transitions:
             self._live[device] = transitions or known or self._default_unit
-        self._changed[device] = None
+        self._changed[device, boot_id] = None
 
     def _grant(self) -> None:
         """Give credit where room allows: to all when room may have grown, else to those with news."""
         room = self.limiter.insert_room()
         now = (self.limiter.samples, len(self._live))
-        devices = list(self._live) if now != self._swept else [name for name in self._changed if name in self._live]
+        devices = list(self._live) if now != self._swept else self._live_with_news()
         if room <= 0 or not devices:
             return
         self._swept = now
@@ -293,7 +291,10 @@ class Ingest:
             if device not in self.sessions:
                 del self._live[device]
             elif self.sessions.grant(device, min(MAX_AHEAD, max(1, share // self._live[device]))):
-                self._changed[device] = None
+                self._changed[device, self.sessions.active(device)] = None
+
+    def _live_with_news(self) -> list[str]:
+        return list(dict.fromkeys(name for name, _ in self._changed if name in self._live))
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
@@ -304,13 +305,14 @@ class Ingest:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Counts since the run began (blocks, env_steps, duplicates, stale, gaps), and of this process the rest."""
+        """Counts since the run began (blocks, env_steps, duplicates, gaps), and of this process the rest."""
         with self._lock:
             return {
                 **self._counts,
                 "transitions": self.replay.inserted,
                 "dropped_rows": self._assembler.dropped,
                 "lost_blocks": self.sessions.lost,
+                "lost_steps": self.sessions.lost_steps,
                 "refused": {str(code): count for code, count in self.refused.items()},
             }
 
@@ -387,7 +389,15 @@ class Ingest:
                 f"journal {self._journal.directory} holds a block that does not fit this environment: {error}"
             ) from error
         # What was journalled had been accepted: whatever is missing before it was lost or declared dropped then.
-        self.sessions.admit(device, block.boot_id, block.sequence, block.sequence, block.dropped)
+        self.sessions.admit(
+            device,
+            block.boot_id,
+            block.sequence,
+            block.sequence,
+            block.dropped,
+            first_step=block.first_step,
+            steps=block.transitions,
+        )
         return self._insert(device, block)
 
     def _segment_snapshot(self) -> tuple[int, Mapping[str, Any]]:

@@ -53,6 +53,7 @@ class Receiver:
         self._arrived = threading.Condition()
         self._arrivals = 0
         self._actors: dict[str, ActorView] = {}
+        self._last_beats: dict[tuple[str, str], int] = {}
         self._refusals = CappedWarnings(_LOG)
         self.last_stored_s = time.monotonic()
         self.contributors: set[tuple[str, str]] = set()
@@ -110,7 +111,7 @@ class Receiver:
             if verdict is Verdict.ACCEPT:
                 self.last_stored_s = time.monotonic()
                 if len(self.contributors) < _FEW_CONTRIBUTORS:
-                    self.contributors.add((device, self._ingest.sessions.boot_id(device)))
+                    self.contributors.add((device, self._ingest.sessions.active(device)))
             self._arrived.notify_all()
         self.send_acks()
 
@@ -149,11 +150,20 @@ class Receiver:
             self._ingest.closed(device)
 
     def _born(self, device: str, state: DeviceState, known: ActorView | None) -> None:
-        if not self._ingest.opened(device, state.boot_id):
-            return
-        same = known is not None and known.state.boot_id == state.boot_id
-        self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known and same else None)
+        # Every life is answered: one that seems over may be the newest, whose birth an older one's has overtaken.
+        self._ingest.opened(device, state.delivering or state.boot_id)
+        if known is None or known.state.boot_id == state.boot_id:
+            self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known else None)
+        elif state.beat > self._last_beats.get((device, state.boot_id), -1):
+            self._actors[device] = ActorView(state=state)
+            self._remember_beat(device, known.state)
         self.send_acks()
+
+    def _remember_beat(self, device: str, state: DeviceState) -> None:
+        """A life that is followed by another shows itself again only by a birth that was not heard before."""
+        self._last_beats[device, state.boot_id] = state.beat
+        if len(self._last_beats) > _MAX_DEVICES:
+            del self._last_beats[next(iter(self._last_beats))]
 
     def _make_room(self) -> bool:
         """Say whether one more device can be known, forgetting one that is gone where that is needed."""

@@ -171,6 +171,8 @@ def _local_actors(
         url = access.actor_url(name)
         arguments = ["--broker", str(url), "--fleet", fleet, "--id", name, "--index", str(index)]
         arguments += ["--envs", str(config.envs_per_actor), "--learner-key", str(public_key)]
+        # They end with the learner, so what they hold is of no use to a later start.
+        arguments += ["--spool", "memory", "--max-offline", "0"]
         arguments += ["--exit-when-gone", "--die-with-parent", "--quiet"]
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         # An empty variable keeps a password that is meant for the learner away from an actor that has none.

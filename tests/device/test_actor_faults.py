@@ -262,6 +262,7 @@ def test_a_new_learner_that_knows_nothing_of_this_life_takes_over(broker):
             pending = actor.agent._shared.session.pending
             # One of them became durable by an ack that came late.
             actor.agent._shared.session.ack(
+                boot_id=actor.agent._shared.session.delivering,
                 epoch=100,
                 inserted=actor.agent._shared.session.base,
                 durable=actor.agent._shared.session.base,

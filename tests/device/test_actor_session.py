@@ -49,14 +49,14 @@ class World:
     def __init__(self, learner, config=None):
         self.now_s = 0.0
         self.learner = learner
-        self.session = ActorSession(MemoryOutbox(), config)
+        self.session = ActorSession(MemoryOutbox(BOOT), config)
         self.outbox = self.session._outbox
         self.up, self.down = [], []
         self.made = []
 
     def pump(self):
         """Do what the agent does after every event."""
-        while (sequence := self.session.next_to_send()) is not None:
+        while (sequence := self.session.next_to_send(self.now_s)) is not None:
             assert sequence < self.session.credit
             payload = self.outbox.get(sequence)
             assert payload is not None
@@ -81,7 +81,7 @@ class World:
         self.down.append(self.learner.ack())
 
     def hear(self, ack):
-        self.session.ack(now_s=self.now_s, **ack)
+        self.session.ack(boot_id=BOOT, now_s=self.now_s, **ack)
 
     def birth(self):
         self.learner.beat += 1
@@ -236,7 +236,7 @@ def test_a_learner_that_lost_everything_goes_on_with_a_running_actor(before, bet
 
 
 def ready(**config):
-    session = ActorSession(MemoryOutbox(), SessionConfig(**config))
+    session = ActorSession(MemoryOutbox(BOOT), SessionConfig(**config))
     session.link_changed(up=True, now_s=0.0)
     session.learner_online(epoch=1, beat=1, lockstep=False, now_s=0.0)
     session.policy_accepted(1, 1)
@@ -244,7 +244,7 @@ def ready(**config):
 
 
 def grant(session, credit, *, inserted=-1, durable=-1, epoch=1, now_s=0.0):
-    return session.ack(epoch=epoch, inserted=inserted, durable=durable, credit=credit, now_s=now_s)
+    return session.ack(boot_id=BOOT, epoch=epoch, inserted=inserted, durable=durable, credit=credit, now_s=now_s)
 
 
 def make(session, count=1, version=1):
@@ -254,14 +254,14 @@ def make(session, count=1, version=1):
 
 def drain(session):
     sent = []
-    while (sequence := session.next_to_send()) is not None:
+    while (sequence := session.next_to_send(0.0)) is not None:
         sent.append(sequence)
         session.sent(sequence)
     return sent
 
 
 def test_it_says_why_it_stands_still():
-    session = ActorSession(MemoryOutbox(max_bytes=2))
+    session = ActorSession(MemoryOutbox(BOOT, max_bytes=2))
     assert session.blocked() == "link down"
     session.link_changed(up=True, now_s=0.0)
     assert session.blocked() == "no learner"
@@ -272,14 +272,14 @@ def test_it_says_why_it_stands_still():
     grant(session, 9)
     assert session.blocked() == ""
     make(session, 2)
-    assert session.blocked() == "outbox full"
+    assert session.blocked() == "spool full"
     grant(session, 9, inserted=1, durable=1)
     assert session.blocked() == ""
     make(session, 1)
     session.learner_gone(epoch=1)
     assert session.blocked() == ""
     make(session, 1)
-    assert session.blocked() == "no learner"
+    assert session.blocked() == "spool full"
 
 
 def test_credit_bounds_what_is_sent_and_made():
@@ -427,7 +427,7 @@ def test_giving_up_what_is_pending_shows_in_base():
     grant(session, 9)
     make(session, 3)
     grant(session, 9, inserted=0, durable=0)
-    assert session.drop_pending() == 2
+    assert session.begin_task("another", 0.0) == 2
     assert (session.pending, session.base) == (0, 3)
     make(session)
     assert drain(session) == [3]

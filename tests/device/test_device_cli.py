@@ -95,7 +95,16 @@ def test_no_broker_is_code_30(monkeypatch, capsys):
 
 
 SUMMARY = Summary(
-    steps=1000, episodes=3, blocks=9, blocks_pending=1, steps_per_s=5.0, act_us_p50=1.5, policies=2, reason="stopped"
+    steps=1000,
+    episodes=3,
+    blocks=9,
+    blocks_pending=1,
+    blocks_dropped=4,
+    steps_dropped=640,
+    steps_per_s=5.0,
+    act_us_p50=1.5,
+    policies=2,
+    reason="stopped",
 )
 
 
@@ -121,7 +130,7 @@ def test_the_last_line_is_the_summary(form, monkeypatch, capsys, caplog):
     if form == "json":
         assert json.loads(out.splitlines()[-1])["steps"] == 1000
     else:
-        assert out.startswith("pi-7: 1,000 steps, 3 episodes, 9 blocks (1 not acknowledged), 2 policies")
+        assert out.startswith("pi-7: 1,000 steps, 3 episodes, 9 blocks (1 not acknowledged, 4 dropped), 2 policies")
 
 
 def test_an_interrupt_elsewhere_is_130(monkeypatch):

@@ -121,11 +121,11 @@ def _blocks() -> list[Golden]:
         extras=(ExtraSpec(name="log_prob"), ExtraSpec(name="tag", shape=(2,), dtype="uint32")),
     )
     ends = {"terminated": [(1, 0)], "truncated": [(2, 1), (3, 0)]}
-    same = make_block(vector, 4, 2, ends, sequence=5, base=3, dropped=((0, 0), (2, 2)))
+    same = make_block(vector, 4, 2, ends, sequence=5, base=3, first_step=37, dropped=((4, 4),))
     next_step = make_block(
         vector, 4, 2, {"terminated": [(1, 0)], "truncated": [(3, 1)]}, sequence=0, base=0, next_step=True
     )
-    plain = make_block(vector, 1, 1, {}, sequence=2**53 - 1, base=0)
+    plain = make_block(vector, 1, 1, {}, sequence=2**53 - 1, base=0, first_step=2**53 - 1)
     stacked = make_block(frames, 3, 1, {"terminated": [(1, 0)]}, sequence=1, base=1)
     return [
         _block("same_step", vector, same),
@@ -182,6 +182,7 @@ def _state(**changes: Any) -> DeviceState:
         "status": "online",
         "device": "pi-3",
         "boot_id": BOOT_ID,
+        "delivering": "fedcba9876543210",
         "beat": 17,
         "mode": "train",
         "epoch": 1_700_000_000,
@@ -220,6 +221,8 @@ def _messages() -> list[Golden]:
             blocks_pending=3,
             blocks_resent=4,
             blocks_dropped=5,
+            steps_dropped=320,
+            spool_bytes=65_536,
             return_mean=487.25,
             handler_errors=6,
         ),
