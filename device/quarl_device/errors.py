@@ -46,7 +46,8 @@ A code is never renumbered and never reused.
     │   ├── RunNotFound              72  no run to export or resume
     │   ├── JournalError             73  the journal cannot be written or read
     │   ├── TrainingStalled          74  no experience arrived within the deadline
-    │   └── NotSolved                75  the budget ended before the goal was reached
+    │   ├── NotSolved                75  the budget ended before the goal was reached
+    │   └── StreamFault              76  experience was lost, stored twice or changed on its way
     └── MissingPart
         ├── MissingExtra             80  a Python extra is not installed
         └── MissingRuntime           81  no TFLite runtime is installed
@@ -320,6 +321,12 @@ class NotSolved(LearnerError):
     """The budget ended before the goal was reached."""
 
     code = 75
+
+
+class StreamFault(LearnerError):
+    """Experience was lost, stored twice or changed on its way into replay."""
+
+    code = 76
 
 
 class MissingPart(QuarlError):

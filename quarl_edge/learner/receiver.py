@@ -54,6 +54,7 @@ class Receiver:
         self._arrivals = 0
         self._actors: dict[str, ActorView] = {}
         self._last_beats: dict[tuple[str, str], int] = {}
+        self._names: dict[str, str] = {}  # devices by topic: a name is checked once
         self._refusals = CappedWarnings(_LOG)
         self.last_stored_s = time.monotonic()
         self.contributors: set[tuple[str, str]] = set()
@@ -63,6 +64,8 @@ class Receiver:
         self._link.subscribe(self._topics.any_state, self._on_state)
         self._link.subscribe(self._topics.any_telemetry, self._on_telemetry, qos=0)
         self._link.subscribe(self._topics.any_xp, self._on_experience)
+        # One ack answers all the blocks of a device that came together.
+        self._link.on_idle(self.send_acks)
 
     def send_acks(self) -> None:
         """Publish what changed since the last call: storage, refusals, credit."""
@@ -113,15 +116,19 @@ class Receiver:
                 if len(self.contributors) < _FEW_CONTRIBUTORS:
                     self.contributors.add((device, self._ingest.sessions.active(device)))
             self._arrived.notify_all()
-        self.send_acks()
 
     def _device_of(self, message: Message) -> str:
         """Return whose topic it is, "" for a name that no device has."""
-        try:
-            return self._topics.device_of(message.topic)
-        except QuarlError as error:
-            self._refuse("a device", str(error))
-            return ""
+        device = self._names.get(message.topic, "")
+        if not device:
+            try:
+                device = self._topics.device_of(message.topic)
+            except QuarlError as error:
+                self._refuse("a device", str(error))
+                return ""
+            if len(self._names) < _MAX_DEVICES:
+                self._names[message.topic] = device
+        return device
 
     def _on_state(self, message: Message) -> None:
         device = self._device_of(message)
