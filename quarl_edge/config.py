@@ -23,6 +23,9 @@ from quarl_device.errors import CheckpointError, UsageError
 
 CONFIG_SCHEMA = 1
 ALGORITHMS = ("dqn",)
+HEAD_OUTPUTS = ("int8", "float32", "int16")
+RUNTIMES = ("litert", "tflite-2.14")
+_CHOICES = {"algorithm": ALGORITHMS, "head_output": HEAD_OUTPUTS, "runtime": RUNTIMES}
 _INF = math.inf
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -74,6 +77,11 @@ class TrainConfig:
         goal_return: stop when a judgement reaches it; `None`: use the whole budget.
         observation_offset: per dimension, of `(observation - offset) * scale`; `None`: 0, or from data.
         observation_scale: per dimension; `None`: from the first experience.
+        weight_bits: 2-8, of the network's kernels.
+        activation_bits: 2-8, of its hidden layers; fewer than 8 need `runtime` "litert".
+        head_output: type of the Q values that the file computes: "int8"; "float32", a head that stays in float; or
+            "int16", which needs `runtime` "litert".
+        runtime: oldest that actors load policies with: "litert" or "tflite-2.14".
         range_decay: of the moving average of the activation ranges.
         center_q: subtract the mean over actions from exported Q values.
         checkpoint_period_steps: between checkpoints; 0: only at the end, which lockstep has none of.
@@ -118,6 +126,10 @@ class TrainConfig:
     goal_return: float | None = None
     observation_offset: tuple[float, ...] | None = None
     observation_scale: tuple[float, ...] | None = None
+    weight_bits: int = _spec(8, 2, 8)
+    activation_bits: int = _spec(8, 2, 8)
+    head_output: str = "int8"
+    runtime: str = "litert"
     range_decay: float = _spec(0.99, 0, 0.999_999)
     center_q: bool = True
     checkpoint_period_steps: int = _spec(20_000, 0, 10**12)
@@ -134,11 +146,12 @@ class TrainConfig:
     def _check_together(self) -> None:
         if not self.env_id or len(self.env_id) > 256:
             raise UsageError(f"env_id = {self.env_id[:80]!r}: expected a registered gymnasium id")
-        if self.algorithm not in ALGORITHMS:
-            raise UsageError(
-                f"algorithm = {self.algorithm[:80]!r}: expected one of {', '.join(ALGORITHMS)}",
-                hint=_nearest(self.algorithm, ALGORITHMS),
-            )
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise UsageError(
+                    f"{name} = {value[:80]!r}: expected one of {', '.join(allowed)}", hint=_nearest(value, allowed)
+                )
         if not 1 <= len(self.hidden) <= 16:
             raise UsageError(f"hidden = {self.hidden}: expected 1..16 layers")
         if self.learning_starts > self.replay_capacity:
@@ -150,6 +163,27 @@ class TrainConfig:
         self._check_target_period()
         self._check_lockstep()
         self._check_normalization()
+        self.check_kernels(self.runtime)
+
+    def check_kernels(self, runtime: str) -> None:
+        """Refuse a network that the kernels of `runtime` cannot hold.
+
+        Raises:
+            UsageError: too few bits, or an output, that `runtime` does not compute.
+        """
+        if runtime == "litert":
+            return
+        if self.activation_bits < 8:
+            raise UsageError(
+                f"activation_bits = {self.activation_bits}: the kernels of {runtime} are off by half a step of 8 "
+                "bits, which is a whole level of fewer",
+                hint="--set activation_bits=8, or LiteRT on every device and --set runtime=litert",
+            )
+        if self.head_output == "int16":
+            raise UsageError(
+                f"head_output = int16: {runtime} has no kernel that turns int8 into int16",
+                hint="--set head_output=float32, or LiteRT on every device and --set runtime=litert",
+            )
 
     def _check_target_period(self) -> None:
         """The target is copied after whole calls, so that another period would be a silent lie."""

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +18,21 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from quarl_device import __version__
+from quarl_device.arguments import at_least, between
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET, check_name, default_device_name
 from quarl_device.output import write_result
+from quarl_device.spool.command import (
+    add_spool_bench_options,
+    add_spool_options,
+    bench_spool,
+    is_spool_bench,
+    make_outbox,
+)
 
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
-    from quarl_device.actor.outbox import Outbox
     from quarl_device.link import BrokerURL, PahoLink
 
 _RUN_EXAMPLES = """\
@@ -47,10 +54,12 @@ examples:
   quarl-device bench
   quarl-device bench --envs 64 --format json
   quarl-device bench model.tflite --seconds 10
+  quarl-device bench --spool /var/lib/quarl-edge --rate 1000 --seconds 60
+  quarl-device bench --spool . --observation 84x84x4 --rate 50 --format json
+
+With --spool: what the spool of an actor writes to that disk, per step and hour, at --rate steps per second.
 """
 MAX_ENVS = 4096
-MAX_SPOOL_MIB = 1024 * 1024
-_MAX_SYNC_S = 3600
 _CONNECT_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -105,9 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "model", nargs="?", type=Path, metavar="MODEL", help="policy file (default: one for CartPole-v1)"
     )
-    bench.add_argument("--envs", type=_between(1, MAX_ENVS), default=1, metavar="N", help="stepped as one batch")
-    bench.add_argument("--seconds", type=_between(1, 600), default=3, metavar="S", help="(default: %(default)s)")
+    bench.add_argument("--envs", type=between(1, MAX_ENVS), default=1, metavar="N", help="stepped as one batch")
+    bench.add_argument("--seconds", type=between(1, 600), default=3, metavar="S", help="(default: %(default)s)")
     bench.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
+    add_spool_bench_options(bench)
     bench.add_argument("--format", choices=("text", "json"), default="text")
     bench.set_defaults(command=_bench)
     add_inspect(commands)
@@ -120,47 +130,25 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--id", metavar="NAME", help="this device's name (default: the host's)")
     run.add_argument("--env", metavar="ID", help="environment of this device's own choice; may be module:Id")
     run.add_argument(
-        "--envs", type=_between(1, MAX_ENVS), default=1, metavar="N", help="environments, stepped as one batch"
+        "--envs", type=between(1, MAX_ENVS), default=1, metavar="N", help="environments, stepped as one batch"
     )
-    run.add_argument("--index", type=_at_least(0), default=0, metavar="I", help="which actor this is, from 0")
-    run.add_argument("--seed", type=_at_least(0), metavar="S", help="default: the learner's")
-    run.add_argument("--block-steps", type=_at_least(1), metavar="T", help="rows per block (default: the learner's)")
-    run.add_argument("--steps", type=_at_least(1), metavar="N", help="end after so many environment steps")
+    run.add_argument("--index", type=at_least(0), default=0, metavar="I", help="which actor this is, from 0")
+    run.add_argument("--seed", type=at_least(0), metavar="S", help="default: the learner's")
+    run.add_argument("--block-steps", type=at_least(1), metavar="T", help="rows per block (default: the learner's)")
+    run.add_argument("--steps", type=at_least(1), metavar="N", help="end after so many environment steps")
     run.add_argument("--password-file", type=Path, metavar="FILE", help="broker password; else QUARL_MQTT_PASSWORD")
     run.add_argument("--learner-key", type=Path, metavar="FILE", help="trust this learner's public key alone")
     run.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
-    run.add_argument(
-        "--spool",
-        choices=("disk", "memory"),
-        default="disk",
-        help="where experience waits; memory wears no card, and is lost with the process (default: %(default)s)",
-    )
-    run.add_argument("--state-dir", type=Path, metavar="DIR", help="of the spool (default: /var/lib/quarl-edge or XDG)")
-    run.add_argument(
-        "--spool-mib", type=_between(1, MAX_SPOOL_MIB), metavar="M", help="its size (default: 256; memory: 64)"
-    )
-    run.add_argument(
-        "--spool-sync",
-        type=_sync_policy,
-        default="5",
-        metavar="S|always|never",
-        help="fsync every S seconds, which is what a power cut may take (default: %(default)s)",
-    )
-    run.add_argument(
-        "--when-full",
-        choices=("block", "drop-oldest"),
-        default="block",
-        help="stand still, or give up the oldest blocks (default: %(default)s)",
-    )
+    add_spool_options(run)
     run.add_argument(
         "--max-offline",
-        type=_at_least(0),
+        type=at_least(0),
         default=3600,
         metavar="S",
         help="go on so long without link or learner (default: %(default)s)",
     )
     run.add_argument(
-        "--max-upload", type=_at_least(1), metavar="KIB", help="send at most so many KiB of experience per second"
+        "--max-upload", type=at_least(1), metavar="KIB", help="send at most so many KiB of experience per second"
     )
     run.add_argument("--exit-when-gone", action="store_true", help="end when the learner says goodbye")
     run.add_argument("--quiet", action="store_true", help="log warnings only")
@@ -189,7 +177,7 @@ def _run(options: argparse.Namespace) -> int:
     boot_id = new_boot_id()
     link = _link(url, config, boot_id, options.password_file)
     runtime = find_runtime(options.runtime)
-    agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=_outbox(options, config, boot_id))
+    agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=make_outbox(options, config, boot_id))
     _stop_on_signals(agent)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, url.address)
     _show_summary(config.name, agent.run(), as_json=options.format == "json")
@@ -216,22 +204,6 @@ def _agent_config(options: argparse.Namespace, name: str) -> AgentConfig:
     )
 
 
-def _outbox(options: argparse.Namespace, config: AgentConfig, boot_id: str) -> Outbox:
-    from quarl_device.actor.outbox import MemoryOutbox
-    from quarl_device.paths import state_dir
-    from quarl_device.spool import DiskSpool, SpoolConfig
-
-    in_memory = options.spool == "memory"
-    max_bytes = (options.spool_mib or (64 if in_memory else 256)) * 1024 * 1024
-    if in_memory:
-        return MemoryOutbox(boot_id, max_bytes=max_bytes, when_full=options.when_full)
-    policy, interval_s = options.spool_sync
-    spool = SpoolConfig(max_bytes=max_bytes, when_full=options.when_full, sync=policy, sync_interval_s=interval_s)
-    # With the fleet: one host may serve several, under one name.
-    directory = (options.state_dir or state_dir()) / "spool" / f"{config.fleet}.{config.name}"
-    return DiskSpool(directory, boot_id=boot_id, config=spool)
-
-
 def _link(url: BrokerURL, config: AgentConfig, boot_id: str, password_file: Path | None) -> PahoLink:
     from quarl_device.actor.agent import will_of
     from quarl_device.link import PahoLink, read_password
@@ -256,6 +228,8 @@ def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    if is_spool_bench(options):
+        return bench_spool(options)
     from quarl_device.actor.bench import actor_speed
     from quarl_device.policy_file import read_policy_path
     from quarl_device.runtime import find_runtime
@@ -297,29 +271,6 @@ def _die_with_parent() -> None:
     # A parent with process id 1 may be alive: the first process of a container.
     if os.getppid() != parent:
         raise UsageError("--die-with-parent: the parent is gone already")
-
-
-def _sync_policy(text: str) -> tuple[str, float]:
-    if text in ("always", "never"):
-        return text, float(_MAX_SYNC_S)
-    return "interval", float(_between(1, _MAX_SYNC_S)(text))
-
-
-def _at_least(low: int) -> Callable[[str], int]:
-    return _between(low, 2**31 - 1)
-
-
-def _between(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, found {text[:40]!r}") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"expected a whole number in {low}..{high}, found {text[:40]}")
-        return value
-
-    return parse
 
 
 def _show_error(error: QuarlError, *, as_json: bool) -> int:

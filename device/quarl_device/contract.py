@@ -25,6 +25,11 @@ _OMIT_DEFAULT = {"omit_default": True}
 _DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 
+def is_observation_key(key: object) -> bool:
+    """Return whether `key` may name an observation: 1-64 ASCII characters without "/"."""
+    return isinstance(key, str) and 0 < len(key) <= 64 and key.isascii() and "/" not in key
+
+
 @dataclass(frozen=True, kw_only=True)
 class ObservationSpec:
     """One observation key.
@@ -52,7 +57,7 @@ class ObservationSpec:
     tensor: str = ""
 
     def __post_init__(self) -> None:
-        if not self.key or len(self.key) > 64 or not self.key.isascii() or "/" in self.key:
+        if not is_observation_key(self.key):
             raise ContractError(f"bad observation key {self.key[:80]!r}: expected 1-64 ASCII characters without '/'")
         if self.dtype not in _DTYPES:
             raise ContractError(f"observation {self.key!r}: dtype {self.dtype!r} is not one of {', '.join(_DTYPES)}")

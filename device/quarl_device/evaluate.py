@@ -87,7 +87,7 @@ def evaluate(
     contract = policy_file.contract
     spec = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
     if not spec.env_id:
-        raise UsageError("the policy file names no environment", hint="name one with --env")
+        raise UsageError("the policy file names no environment", hint="name one with --env ID")
     policy = Policy.load(policy_file, runtime=runtime)
     world = make_single(spec, allow_module=allow_module)
     try:

@@ -137,6 +137,12 @@ class PolicyFile:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
+def forced_checks(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the codes of checks that failed when the file was written with --force, () where none are named."""
+    codes = provenance.get("forced")
+    return tuple(str(code)[:8] for code in codes[:32]) if isinstance(codes, list) else ()
+
+
 def read_policy(data: bytes, *, sha256: str = "") -> PolicyFile:
     """Return the policy in a file's bytes, of any origin.
 

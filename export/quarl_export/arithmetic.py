@@ -7,6 +7,7 @@ Each rule was found by comparing with the converter's own files; `template` veri
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +28,17 @@ BIAS_LIMIT = 2**30 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """Scale and zero point of one int8 tensor: ``real = (q - zero_point) * scale``.
+    """Scale and zero point of one int8 or int16 tensor: ``real = (q - zero_point) * scale``.
 
     Attributes:
         scale: unrounded; the file stores it as float32, but bias scales are products of unrounded ones.
-        zero_point: -128..127.
+        zero_point: -128..127; 0 of 16 bits.
+        bits: of the integers, 8 or 16.
     """
 
     scale: float
     zero_point: int
+    bits: int = 8
 
 
 def activation_quantization(low: float, high: float) -> Quantization:
@@ -49,6 +52,16 @@ def activation_quantization(low: float, high: float) -> Quantization:
         raise PatchError(f"range [{low}, {high}] is empty or does not include zero")
     scale = (high - low) / 255.0
     return Quantization(scale=scale, zero_point=max(-128, min(127, round(-128.0 - low / scale))))
+
+
+def wide_low(high: Any) -> Any:
+    """Return the low end of the 16-bit range up to `high`, float32 of numpy or TensorFlow, whose zero point is 0."""
+    return high * np.float32(-32768 / 32767)
+
+
+def wide_quantization(low: float, high: float) -> Quantization:
+    """Return what the converter makes of a 16-bit range from `wide_low`."""
+    return Quantization(scale=(float(np.float32(high)) - float(np.float32(low))) / 65535.0, zero_point=0, bits=16)
 
 
 def weight_limit(kernel: Float32, *, floor: float) -> np.float32:
@@ -72,21 +85,32 @@ def checked_limit(magnitude: np.float32, *, floor: float) -> np.float32:
     return limit
 
 
-def weight_scale(limit: np.float32, *, bits: int = 8) -> float:
+def widened_limit(limit: Any, bits: int) -> Any:
+    """Return the limit whose 8-bit grid has, within plus or minus `limit`, exactly the steps of `bits` bits.
+
+    So the converter makes files of fewer bits too, though it knows none: nothing reaches the outer steps.
+
+    Args:
+        limit: float32, of numpy or TensorFlow: training and patching must round alike.
+        bits: 2-8.
+    """
+    return limit * np.float32(127 / (2 ** (bits - 1) - 1))
+
+
+def weight_scale(limit: np.float32) -> float:
     """Return the unrounded scale of a symmetric kernel whose largest magnitude is `limit`."""
-    return 2.0 * float(limit) / float(2**bits - 2)
+    return 2.0 * float(limit) / 254.0
 
 
-def quantize_kernel(kernel: Float32, limit: np.float32, scratch: Float32, *, bits: int = 8) -> Float32:
+def quantize_kernel(kernel: Float32, limit: np.float32, scratch: Float32) -> Float32:
     """Return `kernel` in steps (still float32), as the converter folds FakeQuantWithMinMaxVars.
 
     Args:
         kernel: any shape.
         limit: from `weight_limit`.
         scratch: of `kernel`'s shape; overwritten and returned.
-        bits: steps are within plus or minus ``2**(bits - 1) - 1``.
     """
-    levels = np.float32(2**bits - 2)
+    levels = np.float32(254)
     width = limit + limit
     step = width / levels
     inverse = levels / width
@@ -161,13 +185,17 @@ def bias_floor(bias: Float32 | None, input_scale: float, *, bits: int = 8) -> fl
     return float(2 ** (bits - 1) - 1) * float(np.abs(bias).max(initial=0.0)) / (BIAS_LIMIT * input_scale)
 
 
-def relu_quantization(high: float, bits: int) -> Quantization:
-    """Return what gives a ReLU's output, of range [0, high], exactly ``2**bits`` levels in int8.
+def widened_low(high: Any, bits: int) -> Any:
+    """Return the low end of the 8-bit range that gives a ReLU's output, of [0, high], exactly ``2**bits`` levels.
 
     The kernel's clamp at the zero point takes them from below, int8's own end from above.
+
+    Args:
+        high: float32, of numpy or TensorFlow: training and patching must round alike.
+        bits: 2-8.
     """
     levels = 2**bits - 1
-    return Quantization(scale=float(np.float32(high)) / levels, zero_point=127 - levels)
+    return high * np.float32((levels - 255) / levels)
 
 
 def quantize_bias(bias: Float32, scale: float | NDArray[np.float64]) -> NDArray[np.float64]:

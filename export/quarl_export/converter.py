@@ -21,6 +21,7 @@ from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.silence import without_tensorflow_noise
 from quarl_export.snapshot import PolicySnapshot
+from quarl_export.wide import widened
 
 Io = Literal["float32", "int8", "uint8"]
 _ROOM_BYTES = 1 << 20
@@ -34,7 +35,8 @@ def convert(policy: QatPolicy) -> bytes:
     Raises:
         ConversionError: TensorFlow could not convert it.
     """
-    return _run(policy.export_model, ConverterSettings())
+    model = _run(policy.export_model, ConverterSettings())
+    return widened(model) if policy.spec.quantization.head_output == "int16" else model
 
 
 def convert_model(model: Any, *, io: Io = "float32") -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,18 @@ from numpy.typing import NDArray
 from quarl_device.errors import ModelFileError
 from quarl_device.files import write_atomic
 from quarl_export.pipeline import BuiltFile, ExportOptions, build_file
-from quarl_export.reports import compare_files, write_report
+from quarl_export.reports import Comparison, compare_files, write_report
+from quarl_export.reports.findings import FORCED, forced
 from quarl_export.schemes import SchemeOptions
 
 
-def write_export_report(built: BuiltFile, directory: Path) -> Path:
+def write_export_report(built: BuiltFile, directory: Path, *, model: Path) -> Path:
     """Compare `built` with a float32 file of the same weights, and write the page into `directory`.
+
+    Args:
+        built: what was exported.
+        directory: of the page.
+        model: where it was written to: the page names it so.
 
     Returns:
         The page's path.
@@ -36,7 +43,23 @@ def write_export_report(built: BuiltFile, directory: Path) -> Path:
         stacks = {spec.key: spec.stack for spec in subject.contract.observations}
         arrays: dict[str, Any] = {key: _joined(array, stacks[key]) for key, array in subject.observations.items()}
         np.savez(rows, **arrays)
-        return write_report(compare_files(reference, quantized, observations=rows), directory)
+        comparison = compare_files(reference, quantized, observations=rows)
+    return write_report(_named(comparison, model), directory)
+
+
+def _named(comparison: Comparison, model: Path) -> Comparison:
+    """Return a comparison of passing files under the names that a reader knows."""
+    findings = tuple(
+        forced(str(model), comparison.quantized.forced) if finding.code == FORCED else finding
+        for finding in comparison.findings
+    )
+    return dataclasses.replace(
+        comparison,
+        reference=dataclasses.replace(comparison.reference, path=f"{model.name} in float32"),
+        quantized=dataclasses.replace(comparison.quantized, path=str(model)),
+        observations=f"{comparison.rows:,} that judged the export",
+        findings=findings,
+    )
 
 
 def _joined(array: NDArray[Any], stack: int) -> NDArray[Any]:

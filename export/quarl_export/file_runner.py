@@ -17,11 +17,14 @@ from quarl_device.contract import PolicyContract
 from quarl_device.errors import ModelFileError
 from quarl_device.flatbuffer import TENSOR_TYPES, Graph, Quantization, Tensor
 from quarl_device.heads import bind_outputs, real_output
+from quarl_device.inspect.probe import installed_version, probe
+from quarl_device.lint import check_runnable
 from quarl_device.preprocess import bind_inputs, to_tensor
 from quarl_device.runtime import PolicyRuntime, find_runtime
 from quarl_export.graph import output_scale
 
 Float32 = NDArray[np.float32]
+RUNTIME = "ai-edge-litert"
 
 
 @functools.lru_cache(maxsize=1)
@@ -70,6 +73,27 @@ def run_file(
         for output in outputs:
             rows[output.role].append(np.array(real_output(output, results[output.tensor])[0], np.float32))
     return {role: np.stack(values) for role, values in rows.items()}
+
+
+def check_runs(data: bytes, graph: Graph, *, what: str) -> None:
+    """Let a file run in this process only if the lint knows it, or if a child process has run it and lived.
+
+    Args:
+        data: the file.
+        graph: the same, read.
+        what: names it in errors.
+
+    Raises:
+        ModelFileError: neither.
+    """
+    try:
+        check_runnable(graph)
+    except ModelFileError as refused:
+        if not installed_version(RUNTIME):  # pragma: no cover - the distribution depends on it
+            raise
+        tried = probe(data, RUNTIME)
+        if not tried.loads:
+            raise ModelFileError(f"{RUNTIME} cannot run {what}: {tried.detail}") from refused
 
 
 def output_step(model: bytes, name: str) -> float:

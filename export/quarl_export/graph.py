@@ -19,7 +19,9 @@ _DTYPES: Mapping[int, Any] = {
     schema.TensorType.FLOAT32: np.float32,
     schema.TensorType.INT8: np.int8,
     schema.TensorType.UINT8: np.uint8,
+    schema.TensorType.INT16: np.int16,
     schema.TensorType.INT32: np.int32,
+    schema.TensorType.INT64: np.int64,
 }
 
 

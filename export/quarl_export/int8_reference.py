@@ -90,7 +90,7 @@ class Int8Network:
         kernel, bias = arrays[0], arrays[1] if len(arrays) > 1 else None
         scales = layer_scales(layer, kernel, bias, self._source_scale(layer), options=self._options)
         steps = np.empty(as_rows(layer, kernel).T.shape, np.float64)
-        write_kernel(layer, kernel, scales, steps, bits=self._options.weight_bits, scratch={})
+        write_kernel(layer, kernel, scales, steps, scratch={})
         self.bias_scales[layer.name] = scales.bias
         real = np.ascontiguousarray((steps * scales.kernel[:, None]).T).reshape(kernel.shape)
         return [real] if bias is None else [real, np.rint(bias.astype(np.float64) / scales.bias) * scales.bias]
@@ -153,12 +153,12 @@ class Int8Network:
 
 
 def on_grid(values: NDArray[Any], grid: Quantization) -> Float64:
-    """Return `values` rounded to the nearest step of `grid` and clipped to its 256 steps, in float64.
+    """Return `values` rounded to the nearest step of `grid` and clipped to its steps, in float64.
 
     What enters the file is float32 and quantized in float32, by the scale as the file stores it.
     """
     single = values.dtype == np.float32
     inverse = np.float32(1.0) / np.float32(grid.scale) if single else 1.0 / grid.scale
-    steps = np.clip(np.rint(values * inverse) + grid.zero_point, -128, 127)
+    steps = np.clip(np.rint(values * inverse) + grid.zero_point, -(2 ** (grid.bits - 1)), 2 ** (grid.bits - 1) - 1)
     real: Float64 = (steps - grid.zero_point).astype(np.float64) * grid.scale
     return real

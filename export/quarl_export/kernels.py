@@ -18,9 +18,10 @@ from quarl_export.arithmetic import (
     quantize_channels,
     quantize_kernel,
     weight_scale,
+    widened_limit,
 )
-from quarl_export.ir.layers import Layer
-from quarl_export.range_plan import QuantizationOptions
+from quarl_export.ir.layers import WEIGHTED, Layer
+from quarl_export.range_plan import QuantizationOptions, RangePlan
 
 # Kernels are written transposed, in blocks of channels that stay in the cache.
 _BLOCK_WEIGHTS = 1 << 17
@@ -35,7 +36,7 @@ class LayerScales:
     Attributes:
         kernel: of the weights.
         bias: of the bias, the product with the input's scale as a rule.
-        limit: largest magnitude where the layer has one scale, else `None`.
+        limit: end of the kernel's 8-bit range where the layer has one scale, else `None`.
     """
 
     kernel: NDArray[np.float64]
@@ -46,6 +47,12 @@ class LayerScales:
 def has_one_scale(layer: Layer, options: QuantizationOptions) -> bool:
     """Whether the kernel of `layer` has one scale, by a fake quant; others the converter quantizes per channel."""
     return layer.kind == "dense" and not options.per_channel
+
+
+def is_convertible(plan: RangePlan) -> bool:
+    """Whether TensorFlow's converter can make the files of `plan`: a kernel per channel it scales to 8 bits only."""
+    layers = (layer for layer in plan.graph.layers if layer.kind in WEIGHTED and layer.name in plan.live - plan.floats)
+    return plan.options.weight_bits == 8 or all(has_one_scale(layer, plan.options) for layer in layers)
 
 
 def as_rows(layer: Layer, kernel: Float32) -> Float32:
@@ -97,8 +104,8 @@ def layer_scales(
         magnitude = np.maximum(kernel.max(), -kernel.min())
         if not math.isfinite(magnitude):
             raise NonFiniteError(f"policy: {layer.name}/kernel holds NaN or Inf")
-        limit = checked_limit(magnitude, floor=floor)
-        scale = np.array([weight_scale(limit, bits=bits)])
+        limit = widened_limit(checked_limit(magnitude, floor=floor), bits)
+        scale = np.array([weight_scale(limit)])
         return LayerScales(kernel=scale, bias=scale * input_scale, limit=limit)
     rows = as_rows(layer, kernel)
     limits = np.maximum(rows.max(axis=0), -rows.min(axis=0))
@@ -108,9 +115,7 @@ def layer_scales(
     return LayerScales(kernel=scales, bias=bias_scales, limit=None)
 
 
-def write_kernel(
-    layer: Layer, kernel: Float32, scales: LayerScales, target: NDArray[Any], *, bits: int, scratch: Scratch
-) -> None:
+def write_kernel(layer: Layer, kernel: Float32, scales: LayerScales, target: NDArray[Any], *, scratch: Scratch) -> None:
     """Write `kernel` in steps.
 
     Args:
@@ -118,7 +123,6 @@ def write_kernel(
         kernel: as in the policy graph.
         scales: from `layer_scales`.
         target: ``[channels, rows]`` of any dtype, such as `as_channels` gives.
-        bits: of the kernel.
         scratch: kept by the caller from call to call, so that nothing is allocated.
     """
     weights = as_rows(layer, kernel)
@@ -131,7 +135,7 @@ def write_kernel(
             work = _scratch(scratch, part.shape, "work")
             quantize_channels(part, scales.kernel[start : start + block], steps, work)
         else:
-            quantize_kernel(part, scales.limit, steps, bits=bits)
+            quantize_kernel(part, scales.limit, steps)
         # As whole bytes first: transposing floats takes four times as long.
         np.copyto(whole, steps, casting="unsafe")
         target[start : start + block] = whole.T

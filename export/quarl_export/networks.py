@@ -21,13 +21,20 @@ NETWORK_SCHEMA = 1
 MAX_HIDDEN_LAYERS = 16
 MAX_UNITS = 16_384
 _OBSERVATION_DTYPES = ("float32", "float64")
+HeadOutput = Literal["int8", "float32", "int16"]
+HEAD_OUTPUTS: tuple[HeadOutput, ...] = ("int8", "float32", "int16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationSpec:
-    """How ranges follow the data in training, and how the head leaves it.
+    """How many bits training computes with, how ranges follow the data, and how the head leaves it.
 
     Attributes:
+        weight_bits: 2-8, of the kernels; fewer than 8 are stored in int8.
+        activation_bits: 2-8, of hidden layers; the input keeps 8. Fewer than 8 need LiteRT 2 with XNNPACK.
+        head_output: "int8": the head is quantized, and its outputs are on a grid of 255 steps over their range;
+            "float32": the head's kernel and outputs stay in float, in training and in the file; "int16": its kernel is
+            quantized, and its outputs are on a grid of 65,535 steps.
         range_decay: decay of the debiased moving average of activation ranges, per training call.
         input_range: "peak": the input range opens at once to any new extreme and closes by the moving average, so
             that no observation of a batch is clipped; "average": the moving average alone.
@@ -36,12 +43,20 @@ class QuantizationSpec:
             value no longer eats the int8 resolution; the file's outputs are then advantages, not returns.
     """
 
+    weight_bits: int = 8
+    activation_bits: int = 8
+    head_output: HeadOutput = "int8"
     range_decay: float = 0.99
     input_range: Literal["peak", "average"] = "peak"
     head_margin: float = 0.05
     center_q: bool = False
 
     def __post_init__(self) -> None:
+        for name, bits in (("weight", self.weight_bits), ("activation", self.activation_bits)):
+            if type(bits) is not int or not 2 <= bits <= 8:
+                raise UsageError(f"{bits} {name} bits: expected 2-8")
+        if self.head_output not in HEAD_OUTPUTS:
+            raise UsageError(f"head output {self.head_output!r} is not one of {', '.join(HEAD_OUTPUTS)}")
         if not 0.0 <= self.range_decay < 1.0:
             raise UsageError(f"range decay {self.range_decay} is not in [0, 1)")
         if self.input_range not in ("peak", "average"):

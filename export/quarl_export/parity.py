@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_export.arithmetic import snap_bias, weight_limit, weight_scale
+from quarl_export.arithmetic import snap_bias
+from quarl_export.kernels import layer_scales
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
-from quarl_export.qat_graph import range_quantizations
-from quarl_export.quantizers import MIN_WEIGHT_RANGE
+from quarl_export.qat_graph import dense_names, snapshot_values, spec_plan
 from quarl_export.snapshot import PolicySnapshot, for_export
 
 Float32 = NDArray[np.float32]
@@ -32,22 +32,28 @@ def twin_outputs(spec: NetworkSpec, snapshot: PolicySnapshot, observations: Floa
         float32 ``[batch, actions]``.
     """
     policy = QatPolicy(spec, normalize=snapshot.normalized)
-    policy.restore(with_snapped_biases(for_export(spec, snapshot)))
+    policy.restore(with_snapped_biases(spec, for_export(spec, snapshot)))
     outputs: Float32 = policy.export_model(observations, training=False).numpy()
     return outputs
 
 
-def with_snapped_biases(snapshot: PolicySnapshot) -> PolicySnapshot:
-    """Return `snapshot` with every bias rounded as the file's int32 bias is.
+def with_snapped_biases(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicySnapshot:
+    """Return `snapshot` of `spec` with every bias rounded as the file's integer bias is; one in float stays.
 
     Raises:
         PatchError: a range is degenerate, or a bias does not fit.
     """
-    scales = [quantization.scale for quantization in range_quantizations(snapshot)]
+    plan, values = spec_plan(spec), snapshot_values(spec, snapshot)
+    grids = plan.quantizations(plan.effective(values.ranges))
     biases = []
-    for kernel, bias, input_scale in zip(snapshot.kernels, snapshot.biases, scales[:-1], strict=True):
-        limit = weight_limit(kernel, floor=MIN_WEIGHT_RANGE)
-        biases.append(snap_bias(bias, input_scale * weight_scale(limit)))
+    for name, kernel, bias in zip(dense_names(spec), snapshot.kernels, snapshot.biases, strict=True):
+        if name in plan.floats:
+            biases.append(bias)
+            continue
+        layer = plan.graph.layer(name)
+        source = grids[str(plan.read_as(layer.inputs[0]))].scale
+        scales = layer_scales(layer, kernel, bias, source, options=plan.options)
+        biases.append(snap_bias(bias, float(scales.bias[0])))
     return dataclasses.replace(snapshot, biases=tuple(biases))
 
 

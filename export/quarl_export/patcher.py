@@ -1,16 +1,19 @@
-"""Patches snapshots of a network in quantization-aware training, by the same writer as every other network.
+"""Makes the files of a network in quantization-aware training: patched, by the same writer as every other network.
 
 The converter's file of the training network itself is the oracle: `Patcher.build` compares with it, and so does every
-audit.
+audit. A network that cannot be patched is converted every time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from quarl_device.errors import PatchError, QuarlError
 from quarl_export.compare import difference
 from quarl_export.converter import convert_snapshot
+from quarl_export.graph import repack, view
 from quarl_export.networks import NetworkSpec
 from quarl_export.patch.builder import build_writer
 from quarl_export.patch.values import probe
@@ -33,7 +36,10 @@ class Patcher:
     Attributes:
         spec: the architecture that fits.
         normalized: whether the file has a normaliser.
+        reason: why files are not patched: "", since they are.
     """
+
+    reason = ""
 
     def __init__(self, spec: NetworkSpec, *, normalized: bool, writer: Writer) -> None:
         self.spec = spec
@@ -71,7 +77,7 @@ class Patcher:
             PatchError: another architecture, a degenerate range, or a bias that does not fit int32.
             NonFiniteError: NaN or Inf anywhere.
         """
-        self._check(snapshot)
+        check_snapshot(self.spec, snapshot, normalized=self.normalized)
         try:
             return self._writer.write(snapshot_values(self.spec, for_export(self.spec, snapshot)))
         except QuarlError:
@@ -87,14 +93,75 @@ class Patcher:
         """The file as last written."""
         return self._writer.data
 
-    def _check(self, snapshot: PolicySnapshot) -> None:
-        shapes = [kernel.shape for kernel in snapshot.kernels]
-        if shapes != [*self.spec.kernel_shapes]:
-            raise PatchError(f"policy has kernels {shapes}, the file {[*self.spec.kernel_shapes]}")
-        if snapshot.normalized != self.normalized:
-            raise PatchError("policy and file differ: one has a normaliser, the other none")
-        ranges = np.vstack([snapshot.ranges, snapshot.head_range])
-        if not ((ranges[:, 0] <= 0.0) & (ranges[:, 1] >= 0.0) & (ranges[:, 0] < ranges[:, 1])).all():
-            # Training never makes a degenerate range: one is a fault to be seen, not opened.
-            snapshot.check_finite()
-            range_quantizations(snapshot)
+
+class ConvertingPatcher:
+    """Makes the same files by converting each of them, in a second or more.
+
+    Attributes:
+        spec: the architecture that fits.
+        normalized: whether the file has a normaliser.
+        reason: why files are not patched.
+        data: the file as last made, empty before the first.
+    """
+
+    def __init__(
+        self, spec: NetworkSpec, *, normalized: bool, reason: str, metadata: Mapping[str, bytes] | None = None
+    ) -> None:
+        self.spec = spec
+        self.normalized = normalized
+        self.reason = reason
+        self.data = b""
+        self._metadata = dict(metadata or {})
+
+    def patch(self, snapshot: PolicySnapshot) -> bytes:
+        """Return the complete file of `snapshot`.
+
+        Raises:
+            ConversionError: TensorFlow could not convert it.
+            PatchError: another architecture, or a degenerate range.
+            NonFiniteError: NaN or Inf anywhere.
+        """
+        check_snapshot(self.spec, snapshot, normalized=self.normalized)
+        # The converter would make a silently wrong file of them.
+        snapshot.check_finite()
+        model = convert_snapshot(self.spec, for_export(self.spec, snapshot))
+        graph = view(model)
+        names = {graph.inputs[0]: self.spec.observations[0].key, graph.outputs[0]: self.spec.head}
+        self.data = repack(model, names=names, metadata=self._metadata)
+        return self.data
+
+    def with_metadata(self, name: str, content: bytes) -> ConvertingPatcher:
+        """Return one whose files carry this metadata entry."""
+        metadata = {**self._metadata, name: content}
+        return ConvertingPatcher(self.spec, normalized=self.normalized, reason=self.reason, metadata=metadata)
+
+
+def build_patcher(spec: NetworkSpec, *, normalized: bool, verify: bool = True) -> Patcher | ConvertingPatcher:
+    """Return what makes the files of `spec`: see `Patcher.build`; of what cannot be patched, by conversion.
+
+    Raises:
+        ConversionError: TensorFlow could not convert the architecture.
+    """
+    try:
+        return Patcher.build(spec, normalized=normalized, verify=verify)
+    except PatchError as error:
+        return ConvertingPatcher(spec, normalized=normalized, reason=error.message)
+
+
+def check_snapshot(spec: NetworkSpec, snapshot: PolicySnapshot, *, normalized: bool) -> None:
+    """Refuse a snapshot that no file of `spec` fits.
+
+    Raises:
+        PatchError: another architecture, or a degenerate range.
+        NonFiniteError: a range is NaN or Inf.
+    """
+    shapes = [kernel.shape for kernel in snapshot.kernels]
+    if shapes != [*spec.kernel_shapes]:
+        raise PatchError(f"policy has kernels {shapes}, the file {[*spec.kernel_shapes]}")
+    if snapshot.normalized != normalized:
+        raise PatchError("policy and file differ: one has a normaliser, the other none")
+    ranges = np.vstack([snapshot.ranges, snapshot.head_range])
+    if not ((ranges[:, 0] <= 0.0) & (ranges[:, 1] >= 0.0) & (ranges[:, 0] < ranges[:, 1])).all():
+        # Training never makes a degenerate range: one is a fault to be seen, not opened.
+        snapshot.check_finite()
+        range_quantizations(snapshot)

@@ -30,7 +30,7 @@ from quarl_export.observations import Judging, golden_rows, judging
 from quarl_export.quantizers import MIN_WEIGHT_RANGE
 from quarl_export.range_plan import QuantizationOptions
 from quarl_export.ranges import find_ranges
-from quarl_export.schemes import Ranges, SchemeOptions, check_layers, convert
+from quarl_export.schemes import Ranges, SchemeOptions, check_layers, convert, resolved
 
 MAX_SAMPLES = 512
 _MIN_CONVERTED_RANGE = QuantizationOptions().min_weight_range
@@ -140,6 +140,7 @@ def build_file(
         ConversionError, PatchError, NonFiniteError: the policy cannot be made into a right file, forced or not.
     """
     source = centered_q(source) if options.center_q else source
+    options = dataclasses.replace(options, scheme=resolved(options.scheme, source))
     check_layers(source, options.scheme)
     ready = prepare(source, options, data)
     judged = judging(ready.policy, ready.held_out, ready.ranges or {})
@@ -265,6 +266,9 @@ def _provenance(source: ImportedPolicy, options: ExportOptions, ready: Prepared)
         "io": scheme.io,
         "per_channel": scheme.per_channel,
         "keep_float": sorted(scheme.keep_float),
+        "weight_bits": scheme.weight_bits,
+        "activation_bits": scheme.activation_bits,
+        "head_output": scheme.head_output,
         "runtime": scheme.runtime,
         "center_q": options.center_q,
         "ranges": dict(ready.found_by),

@@ -23,7 +23,7 @@ _Wrapper = tfmot.quantization.keras.QuantizeWrapperV2
 
 
 class QatPolicy:
-    """A dense ReLU network that computes in training what the int8 file will compute on a device.
+    """A dense ReLU network that computes in training what its file will compute on a device.
 
     ``policy.model(observation, training=...)`` maps float32 ``[batch, inputs]`` to Q values float32
     ``[batch, actions]``. It may be called inside ``tf.function(jit_compile=True)`` and inside loops; ranges move only
@@ -39,7 +39,7 @@ class QatPolicy:
         spec: as given.
         normalized: whether there is a normaliser.
         model: the trainable Keras model, observation to Q values; its output is not fake-quantized.
-        export_model: the same layers with the output on the head's int8 grid: what the file computes.
+        export_model: what the file computes: the same layers, with the output on the head's int8 grid if it has one.
         trainable_variables: kernels and biases, in layer order.
         variables: all variables that `snapshot` holds, in the same order for every policy of one spec.
     """
@@ -52,9 +52,10 @@ class QatPolicy:
             for index, units in enumerate(spec.hidden)
         ] + [keras.layers.Dense(spec.num_actions, name="q_values")]
         decay, rule = spec.quantization.range_decay, spec.quantization.input_range
+        bits = spec.quantization.activation_bits
         self._ranges = [RangeQuantizer(decay=decay, follow=rule)]
-        self._ranges += [RangeQuantizer(decay=decay) for _ in spec.hidden]
-        self._head = RangeQuantizer()
+        self._ranges += [RangeQuantizer(bits=bits, decay=decay) for _ in spec.hidden]
+        self._head = RangeQuantizer(bits=16 if spec.quantization.head_output == "int16" else 8)
         self._normalizer = NormalizeLayer(name="normalize") if normalize else None
         self._build()
         self.trainable_variables: list[Any] = list(self.model.trainable_variables)
@@ -68,10 +69,15 @@ class QatPolicy:
         observation = keras.Input((self.spec.observation_size,), name="observation")
         tensor = observation if self._normalizer is None else self._normalizer(observation)
         tensor = RangeLayer(self._ranges[0], name="input")(tensor)
-        for dense, activation in zip(self._dense, [*self._ranges[1:], None], strict=True):
-            tensor = _Wrapper(dense, DenseQuantizeConfig(activation))(tensor)
+        quantization = self.spec.quantization
+        for dense, activation in zip(self._dense[:-1], self._ranges[1:], strict=True):
+            tensor = _Wrapper(dense, DenseQuantizeConfig(activation, bits=quantization.weight_bits))(tensor)
+        in_float, head = quantization.head_output == "float32", self._dense[-1]
+        quantized_head = DenseQuantizeConfig(None, bits=quantization.weight_bits)
+        tensor = head(tensor) if in_float else _Wrapper(head, quantized_head)(tensor)
         self.model = keras.Model(observation, tensor, name="policy")
-        self.export_model = keras.Model(observation, RangeLayer(self._head, name="head")(tensor), name="policy_export")
+        gridded = RangeLayer(self._head, name="head")(tensor)
+        self.export_model = keras.Model(observation, tensor if in_float else gridded, name="policy_export")
 
     def _arrays(self) -> list[Any]:
         arrays = list(self.trainable_variables)

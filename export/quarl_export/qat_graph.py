@@ -11,10 +11,20 @@ from quarl_export.networks import NetworkSpec
 from quarl_export.patch.values import PolicyValues
 from quarl_export.quantizers import MIN_WEIGHT_RANGE
 from quarl_export.range_plan import QuantizationOptions, RangePlan
-from quarl_export.snapshot import PolicySnapshot
+from quarl_export.snapshot import START_RANGE, PolicySnapshot
 
-QAT_OPTIONS = QuantizationOptions(min_weight_range=MIN_WEIGHT_RANGE, bias_opens_weights=False)
-"""Quantizes a kernel exactly as training's fake quant does."""
+
+def spec_options(spec: NetworkSpec) -> QuantizationOptions:
+    """Return what quantizes exactly as training's fake quants do."""
+    head = spec.quantization.head_output
+    return QuantizationOptions(
+        keep_float=frozenset({spec.head} if head == "float32" else ()),
+        wide_outputs=frozenset({spec.head} if head == "int16" else ()),
+        weight_bits=spec.quantization.weight_bits,
+        activation_bits=spec.quantization.activation_bits,
+        min_weight_range=MIN_WEIGHT_RANGE,
+        bias_opens_weights=False,
+    )
 
 
 def spec_graph(spec: NetworkSpec) -> PolicyGraph:
@@ -36,7 +46,7 @@ def spec_graph(spec: NetworkSpec) -> PolicyGraph:
 
 def spec_plan(spec: NetworkSpec) -> RangePlan:
     """Return where the ranges of `spec` are carried."""
-    return RangePlan(graph=spec_graph(spec), options=QAT_OPTIONS)
+    return RangePlan(graph=spec_graph(spec), options=spec_options(spec))
 
 
 def dense_names(spec: NetworkSpec) -> list[str]:
@@ -61,14 +71,15 @@ def snapshot_values(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicyValues
 
 def values_snapshot(spec: NetworkSpec, values: PolicyValues) -> PolicySnapshot:
     """Return the values of `spec_graph` as a snapshot: the inverse of `snapshot_values`."""
-    names, ranges = dense_names(spec), np.array(list(values.ranges.values()), np.float32)
+    names = dense_names(spec)
+    ranges = np.array([limits for site, limits in values.ranges.items() if site != spec.head], np.float32)
     offset, scale = values.normalizer.get(spec.observations[0].key, (None, None))
     return PolicySnapshot(
         kernels=tuple(values.weights[f"{name}/kernel"] for name in names),
         biases=tuple(values.weights[f"{name}/bias"] for name in names),
-        ranges=ranges[:-1],
-        range_updates=np.ones(len(ranges) - 1, np.float32),
-        head_range=ranges[-1],
+        ranges=ranges,
+        range_updates=np.ones(len(ranges), np.float32),
+        head_range=np.array(values.ranges.get(spec.head, (-START_RANGE, START_RANGE)), np.float32),
         offset=offset,
         scale=scale,
     )

@@ -1,7 +1,8 @@
-"""Convert once, then push in milliseconds: complete policy files by patching."""
+"""Convert once, then push in milliseconds: complete policy files by patching, where that can be."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,27 +15,29 @@ from quarl_device.policy_file import METADATA_NAME, encode_metadata
 from quarl_export.golden import run_goldens
 from quarl_export.metadata import complete
 from quarl_export.networks import NetworkSpec
-from quarl_export.patcher import Patcher
+from quarl_export.patcher import ConvertingPatcher, Patcher, build_patcher
 from quarl_export.qat import QatPolicy
 from quarl_export.snapshot import PolicySnapshot
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QatTemplate:
-    """A `Patcher` whose files carry their contract and golden observations.
+    """A patcher whose files carry their contract and golden observations.
 
     The metadata is the same in every push: the golden outputs in it belong to the policy that the template was made
     of, and a push brings its own in its header. Not thread-safe.
 
     Attributes:
-        patcher: does the work.
+        patcher: does the work, by patching or by converting.
         contract: of every file, complete.
         golden_observations: per key float32 ``[count, *shape]``, as in every file.
+        metadata: of every file, encoded.
     """
 
-    patcher: Patcher
+    patcher: Patcher | ConvertingPatcher
     contract: PolicyContract
     golden_observations: Mapping[str, NDArray[np.float32]]
+    metadata: bytes
 
     @classmethod
     def from_model(
@@ -47,6 +50,8 @@ class QatTemplate:
     ) -> QatTemplate:
         """Make a template for policies like `policy`, which is only read; takes two conversions, 1-3 s.
 
+        A network that cannot be patched gets a template that converts every time, and says why in `reason`.
+
         Args:
             policy: its architecture is converted; its current state gives the golden outputs in the metadata.
             contract: tensor names, scheme and the normaliser's place are filled in here.
@@ -55,9 +60,8 @@ class QatTemplate:
 
         Raises:
             ConversionError: TensorFlow could not convert the architecture.
-            PatchError: the converted file is not explained by the policy.
         """
-        patcher = Patcher.build(policy.spec, normalized=policy.normalized)
+        patcher = build_patcher(policy.spec, normalized=policy.normalized)
         contract = complete(contract, policy.spec, scheme="int8", normalized=policy.normalized)
         golden = run_goldens(patcher.patch(policy.snapshot()), contract, golden_observations)
         content = encode_metadata(contract, golden, provenance or {})
@@ -65,6 +69,7 @@ class QatTemplate:
             patcher=patcher.with_metadata(METADATA_NAME, content),
             contract=contract,
             golden_observations=golden.observations,
+            metadata=content,
         )
 
     @property
@@ -73,8 +78,18 @@ class QatTemplate:
         return self.patcher.spec
 
     @property
+    def reason(self) -> str:
+        """Why files are converted, a second or more each; "" where they are patched."""
+        return self.patcher.reason
+
+    def converting(self, reason: str) -> QatTemplate:
+        """Return one that makes the same files by converting every time, because of `reason`."""
+        patcher = ConvertingPatcher(self.spec, normalized=self.patcher.normalized, reason=reason)
+        return dataclasses.replace(self, patcher=patcher.with_metadata(METADATA_NAME, self.metadata))
+
+    @property
     def data(self) -> bytes:
-        """The file as last patched; every patch has its size."""
+        """The file as last made."""
         return self.patcher.data
 
     def patch(self, snapshot: PolicySnapshot) -> bytes:

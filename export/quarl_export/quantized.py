@@ -19,9 +19,10 @@ from quarl_export.graph import repack, signature
 from quarl_export.ir.layers import WEIGHTED, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, ImportedPolicy, PolicyGraph
 from quarl_export.keras2 import keras, tf
-from quarl_export.kernels import layer_scales
+from quarl_export.kernels import is_convertible, layer_scales
 from quarl_export.patch.values import PolicyValues, clip_bound, is_tied, normalizer_arrays
-from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, is_whole, plan_ranges
+from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
+from quarl_export.wide import widened
 
 Float32 = NDArray[np.float32]
 
@@ -56,8 +57,9 @@ def convert_quantized(
 ) -> bytes:
     """Return `policy` as an int8 file; inputs are named by key, outputs by role.
 
-    TensorFlow's converter makes it, except where that cannot: it knows no fewer than 8 bits and merges layers that have
-    the same kernel. Those values are patched into a conversion of others (`quarl_export.template`).
+    TensorFlow's converter makes it, except where that cannot: it scales kernels per channel to 8 bits and no fewer, and
+    merges layers that have the same kernel. Those values are patched into a conversion of others
+    (`quarl_export.template`).
 
     Args:
         policy: network, weights and normaliser.
@@ -72,7 +74,7 @@ def convert_quantized(
     """
     plan = plan_ranges(policy.graph, options or QuantizationOptions(), normalizer=policy.contract.normalizer)
     values = policy_values(policy, plan, ranges)
-    if is_whole(plan.options) and not is_tied(values, plan):
+    if is_convertible(plan) and not is_tied(values, plan):
         return convert_planned(plan, values)
     from quarl_export.patch.builder import build_writer  # which builds on this module
 
@@ -89,6 +91,12 @@ def policy_values(policy: ImportedPolicy, plan: RangePlan, ranges: Mapping[str, 
 
 def convert_planned(plan: RangePlan, values: PolicyValues) -> bytes:
     """Return `convert_quantized` of a plan that is made already."""
+    model = convert_narrow(plan, values)
+    return widened(model) if plan.options.wide_outputs else model
+
+
+def convert_narrow(plan: RangePlan, values: PolicyValues) -> bytes:
+    """Return the converter's own file, in which operators with int16 outputs still read int8."""
     model = convert_model(build_planned(plan, values), io=plan.options.io)
     return repack(model, names=end_names(model, plan.graph))
 
@@ -163,9 +171,11 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
     def _on_grid(self, tensor: Any, site: str) -> Any:
         plan, (_, ranges, _) = self._plan, self._policy
         low, high = FIXED_RANGES[plan.graph.layer(site).kind] if plan.is_fixed(site) else ranges[site]
-        bits = plan.bits(site)
         return tf.quantization.fake_quant_with_min_max_vars(
-            tensor, tf.constant(low, tf.float32), tf.constant(high, tf.float32), num_bits=bits
+            tensor,
+            tf.constant(low, tf.float32),
+            tf.constant(high, tf.float32),
+            num_bits=16 if plan.bits(site) == 16 else 8,
         )
 
     def _normalized(self, key: str, tensor: Any) -> Any:
@@ -185,9 +195,9 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         (names,), (_, _, limits) = self._names, self._policy
         arrays = [self._arrays_of_graph[names.index(name)] for name in layer.weight_names()]
         if layer.name in limits:
-            limit, bits = limits[layer.name], self._plan.options.weight_bits
+            limit = limits[layer.name]
             arrays[0] = tf.quantization.fake_quant_with_min_max_vars(
-                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=bits, narrow_range=True
+                arrays[0], tf.constant(-limit), tf.constant(limit), num_bits=8, narrow_range=True
             )
         return arrays
 
@@ -202,7 +212,7 @@ def _opaque(tensor: Any) -> Any:
 
 
 def _limits(plan: RangePlan, weights: Mapping[str, Float32], ranges: Mapping[str, Range]) -> dict[str, np.float32]:
-    """Return the largest magnitude of every kernel that has one scale, by layer."""
+    """Return the end of the 8-bit range of every kernel that has one scale, by layer."""
     quantizations, limits = plan.quantizations(ranges), {}
     for layer in plan.graph.layers:
         if layer.kind in WEIGHTED and layer.name in plan.live and layer.name not in plan.floats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from quarl_export.arithmetic import wide_low, widened_limit, widened_low
 from quarl_export.keras2 import keras, tf, tfmot
 
 # Below these a layer is constant for all that int8 can tell; without a floor scales underflow and biases overflow.
@@ -17,11 +18,17 @@ MIN_ACTIVATION_RANGE = 1e-3
 
 
 class WeightQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ignore[misc]
-    """int8, symmetric, per tensor, over the range of the weights as they are now.
+    """`bits` bits in int8, symmetric, per tensor, over the range of the weights as they are now.
 
     In training the gradient passes straight through: the fake quant's own gradient would stop at the largest weight
     whenever the rounded range falls a hair short of it.
+
+    Args:
+        bits: 2-8.
     """
+
+    def __init__(self, *, bits: int = 8) -> None:
+        self.bits = bits
 
     def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
         """No variables: nothing can lag."""
@@ -29,20 +36,22 @@ class WeightQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: i
 
     def __call__(self, inputs: Any, training: bool, weights: Any, **kwargs: Any) -> Any:
         """Return `inputs`, a kernel of any shape, on the int8 grid of its own range."""
-        limit = tf.stop_gradient(tf.maximum(tf.reduce_max(tf.abs(inputs)), MIN_WEIGHT_RANGE))
+        largest = tf.stop_gradient(tf.maximum(tf.reduce_max(tf.abs(inputs)), MIN_WEIGHT_RANGE))
+        limit = widened_limit(largest, self.bits)
         quantized = tf.quantization.fake_quant_with_min_max_vars(inputs, -limit, limit, num_bits=8, narrow_range=True)
         # The converter must see the fake quant itself, so only training gets the detour.
         return inputs + tf.stop_gradient(quantized - inputs) if training else quantized
 
     def get_config(self) -> dict[str, Any]:
-        """Return nothing: there is nothing to configure."""
-        return {}
+        """Return the constructor's arguments."""
+        return {"bits": self.bits}
 
 
 class RangeQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ignore[misc]
     """int8, asymmetric, over a range that follows the data in training; zero is always inside.
 
     Args:
+        bits: 2-8 or 16; fewer than 8 are for a ReLU's output, which has no negative values.
         decay: of the debiased moving average; the first batch is taken as it is.
         follow: "average", or "peak": open at once to a new extreme, close by the average.
 
@@ -50,7 +59,8 @@ class RangeQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ig
         minimum, maximum, updates: its variables, float32 scalars, after `build`.
     """
 
-    def __init__(self, *, decay: float = 0.99, follow: Literal["average", "peak"] = "average") -> None:
+    def __init__(self, *, bits: int = 8, decay: float = 0.99, follow: Literal["average", "peak"] = "average") -> None:
+        self.bits = bits
         self.decay = decay
         self.follow = follow
 
@@ -67,7 +77,12 @@ class RangeQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ig
     def __call__(self, inputs: Any, training: bool, weights: dict[str, Any], **kwargs: Any) -> Any:
         """Return `inputs`, float32 of any shape, on the int8 grid of the range, which moves first if `training`."""
         low, high = self._follow(inputs, weights) if training else (weights["min_var"], weights["max_var"])
-        return tf.quantization.fake_quant_with_min_max_vars(inputs, low, high, num_bits=8, narrow_range=False)
+        if self.bits == 16:
+            high = tf.maximum(high, -low)
+            low = wide_low(high)
+        elif self.bits < 8:
+            low = widened_low(high, self.bits)
+        return tf.quantization.fake_quant_with_min_max_vars(inputs, low, high, num_bits=max(self.bits, 8))
 
     def _follow(self, inputs: Any, weights: dict[str, Any]) -> tuple[Any, Any]:
         updates = weights["updates"] + 1.0
@@ -87,22 +102,23 @@ class RangeQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ig
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"decay": self.decay, "follow": self.follow}
+        return {"bits": self.bits, "decay": self.decay, "follow": self.follow}
 
 
 class DenseQuantizeConfig(tfmot.quantization.keras.QuantizeConfig):  # type: ignore[misc]
     """Quantizes a dense layer's kernel, and its activation where a `RangeQuantizer` is given.
 
-    The head gets none: Q values near 100 in int8 are coarser than the gaps between actions, and training through them
-    loses runs. Its range is set from data when it is exported.
+    The head's output gets none: Q values near 100 in int8 are coarser than the gaps between actions, and training
+    through them loses runs. Its range is set from data when it is exported.
     """
 
-    def __init__(self, activation: RangeQuantizer | None) -> None:
+    def __init__(self, activation: RangeQuantizer | None, *, bits: int = 8) -> None:
         self.activation = activation
+        self.bits = bits
 
     def get_weights_and_quantizers(self, layer: Any) -> list[tuple[Any, Any]]:
         """Return the kernel with its quantizer."""
-        return [(layer.kernel, WeightQuantizer())]
+        return [(layer.kernel, WeightQuantizer(bits=self.bits))]
 
     def get_activations_and_quantizers(self, layer: Any) -> list[tuple[Any, Any]]:
         """Return the activation with its quantizer, if it has one."""
@@ -123,7 +139,7 @@ class DenseQuantizeConfig(tfmot.quantization.keras.QuantizeConfig):  # type: ign
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"activation": self.activation}
+        return {"activation": self.activation, "bits": self.bits}
 
 
 class RangeLayer(keras.layers.Layer):  # type: ignore[misc]

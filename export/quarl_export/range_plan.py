@@ -16,7 +16,7 @@ import numpy as np
 
 from quarl_device.contract import Normalizer
 from quarl_device.errors import NonFiniteError, UsageError
-from quarl_export.arithmetic import Quantization, activation_quantization, relu_quantization
+from quarl_export.arithmetic import Quantization, activation_quantization, wide_low, wide_quantization, widened_low
 from quarl_export.ir.layers import FLOAT_ONLY, FUSED_ACTIVATIONS, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, SAME_RANGE, PolicyGraph
 
@@ -40,6 +40,8 @@ class QuantizationOptions:
         weight_bits: 2-8; fewer than 8 are stored in int8.
         activation_bits: 2-8, of ReLU layers; inputs, heads and everything else keep 8. Fewer than 8 need LiteRT 2 with
             XNNPACK: older kernels round differently, and a half step is then a whole level.
+        wide_outputs: dense layers that give an output of the graph, in int16: what they read is widened for them
+            (`quarl_export.wide`). Needs LiteRT.
         bias_opens_weights: a bias that would not fit int32 opens the range of its kernel, as the converter does per
             channel; otherwise it is refused.
         min_weight_range: kernels quantized per layer whose largest magnitude is below are quantized as if it were this.
@@ -50,23 +52,22 @@ class QuantizationOptions:
     keep_float: frozenset[str] = frozenset()
     weight_bits: int = 8
     activation_bits: int = 8
+    wide_outputs: frozenset[str] = frozenset()
     min_weight_range: float = 1e-6
     bias_opens_weights: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep_float", frozenset(self.keep_float))
+        object.__setattr__(self, "wide_outputs", frozenset(self.wide_outputs))
         if self.io not in ("float32", "int8", "uint8"):
             raise UsageError(f"io {self.io!r} is not float32, int8 or uint8")
+        if self.wide_outputs and self.io != "float32":
+            raise UsageError(f"an int16 output cannot leave a file with {self.io} ends", hint="use float32 ends")
         for name, bits in (("weight", self.weight_bits), ("activation", self.activation_bits)):
             if not 2 <= bits <= 8:
                 raise UsageError(f"{bits} {name} bits: expected 2-8")
         if not 0.0 < self.min_weight_range < 1.0:
             raise UsageError(f"smallest weight range {self.min_weight_range} is not in (0, 1)")
-
-
-def is_whole(options: QuantizationOptions) -> bool:
-    """Whether weights and activations have the 8 bits that the converter knows."""
-    return (options.weight_bits, options.activation_bits) == (8, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,13 @@ class RangePlan:
         bare = [name for name in ends if self.carrier(name) is None]
         if bare and self.options.io != "float32":
             raise UsageError(f"{bare[0]!r} stays in float, so the file's ends cannot be {self.options.io}")
+        for name in sorted(self.options.wide_outputs):
+            self._check_wide(name)
+
+    def _check_wide(self, name: str) -> None:
+        alone = name in self.graph.outputs.values() and not self.graph.consumers(name)
+        if not alone or name not in self._layers or self.graph.layer(name).kind != "dense" or name in self.floats:
+            raise UsageError(f"{name!r} cannot be int16: expected a dense int8 layer that gives an output alone")
 
     @cached_property
     def floats(self) -> frozenset[str]:
@@ -125,6 +133,8 @@ class RangePlan:
 
     def bits(self, site: str) -> int:
         """Return the bits of the range of `site`: only a ReLU has a kernel that saturates on both sides of fewer."""
+        if site in self.options.wide_outputs:
+            return 16
         own = site in self._layers and self.graph.layer(site).kind in FUSED_ACTIVATIONS
         return self.options.activation_bits if own and site not in self.floats else 8
 
@@ -180,7 +190,13 @@ class RangePlan:
             if self.clip and site in self._keys:
                 low, high = max(low, -self.clip), min(high, self.clip)
             low = 0.0 if self.bits(site) < 8 else min(low, 0.0)
-            found[site] = (float(np.float32(low)), float(np.float32(max(high, 0.0, low + MIN_RANGE_WIDTH))))
+            top = np.float32(max(high, 0.0, low + MIN_RANGE_WIDTH))
+            if self.bits(site) == 16:
+                top = max(top, np.float32(-low))
+                low = float(wide_low(top))
+            elif self.bits(site) < 8:
+                low = float(widened_low(top, self.bits(site)))
+            found[site] = (low, float(top))
         return found
 
     def quantizations(self, ranges: Mapping[str, Range]) -> dict[str, Quantization]:
@@ -190,10 +206,8 @@ class RangePlan:
             if layer.name in self.live and layer.kind in FIXED_RANGES:
                 found[layer.name] = activation_quantization(*FIXED_RANGES[layer.kind])
         for site in self.sites:
-            if self.bits(site) < 8:
-                found[site] = relu_quantization(ranges[site][1], self.bits(site))
-            else:
-                found[site] = activation_quantization(*ranges[site])
+            make = wide_quantization if self.bits(site) == 16 else activation_quantization
+            found[site] = make(*ranges[site])
         return found
 
     def read_as(self, name: str) -> str | None:

@@ -13,6 +13,8 @@ With float32 ends the normaliser is a float prologue inside the file; with integ
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,14 +27,16 @@ from quarl_export.checks.op_versions import RUNTIMES, Runtime
 from quarl_export.converter import ConverterSettings, Io, convert_with
 from quarl_export.float_models import build_float, input_name
 from quarl_export.graph import repack
-from quarl_export.ir import ImportedPolicy
+from quarl_export.ir import ImportedPolicy, PolicyGraph
 from quarl_export.ir.layers import FLOAT_ONLY, WEIGHTED
 from quarl_export.ir.reference import normalize
+from quarl_export.networks import HEAD_OUTPUTS, HeadOutput
 from quarl_export.prologue import prepend_prologue
 from quarl_export.quantized import convert_quantized, end_names
 from quarl_export.range_plan import QuantizationOptions
 
 Scheme = Literal["float32", "float16", "dynamic", "int8", "int16x8"]
+_SHOWN_LAYERS = 24
 Ranges = Mapping[str, tuple[float, float]]
 Samples = Mapping[str, NDArray[Any]]
 
@@ -53,6 +57,8 @@ class SchemeOptions:
         runtime: that the file must load in.
         weight_bits: 2-8, of an int8 file's weights; fewer than 8 are stored in int8.
         activation_bits: 2-8, of its ReLU layers; the rest keeps 8.
+        head_output: of an int8 file's Q values: see `head_layers`.
+        wide_outputs: layers whose outputs are int16, as `resolved` finds them.
     """
 
     scheme: Scheme = "int8"
@@ -62,9 +68,12 @@ class SchemeOptions:
     runtime: Runtime = "litert"
     weight_bits: int = 8
     activation_bits: int = 8
+    head_output: HeadOutput = "int8"
+    wide_outputs: frozenset[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
         for what, value, allowed in (
+            ("head output", self.head_output, HEAD_OUTPUTS),
             ("scheme", self.scheme, SCHEMES),
             ("io", self.io, IO_TYPES),
             ("runtime", self.runtime, RUNTIMES),
@@ -72,6 +81,7 @@ class SchemeOptions:
             if value not in allowed:
                 raise UsageError(f"{what} {value!r} is not one of {', '.join(allowed)}")
         self._check_bits()
+        self._check_head()
         if self.io != "float32" and self.scheme != "int8":
             raise UsageError(f"scheme {self.scheme} has float32 ends, not {self.io}", hint="use --scheme int8")
         if self.scheme == "dynamic" and self.per_channel and self.runtime == "tflite-2.14":
@@ -95,6 +105,63 @@ class SchemeOptions:
                 hint="leave out --activation-bits, or use --runtime litert",
             )
 
+    def _check_head(self) -> None:
+        if self.head_output == "int8":
+            return
+        if self.scheme != "int8":
+            raise UsageError(f"scheme {self.scheme} has no {self.head_output} head beside it", hint="use --scheme int8")
+        if self.io != "float32":
+            raise UsageError(
+                f"a {self.head_output} head needs float32 ends, not {self.io}",
+                hint="use --io float32, or --head-output int8",
+            )
+        if self.head_output == "int16" and self.runtime != "litert":
+            raise UsageError(
+                "an int16 head needs LiteRT: tflite-runtime 2.14 has no kernel that turns int8 into int16",
+                hint="use --head-output float32, or --runtime litert",
+            )
+
+
+def resolved(options: SchemeOptions, policy: ImportedPolicy) -> SchemeOptions:
+    """Return `options` with the layers of `policy` that `head_output` means among `keep_float` or `wide_outputs`.
+
+    "float32" keeps what gives the Q values: a dense layer, or the layers that a dueling head adds up, and its dense
+    layers. "int16" takes a dense layer alone.
+
+    Raises:
+        UsageError: the head is not of Q values, or has no dense layer of its own.
+    """
+    if options.head_output == "int8":
+        return options
+    if policy.contract.head.kind != "q_values":
+        raise UsageError(
+            f"--head-output {options.head_output} is for q_values heads; the policy has a {policy.contract.head.kind} "
+            "head"
+        )
+    if options.head_output == "int16":
+        return dataclasses.replace(options, wide_outputs=frozenset(policy.graph.outputs.values()))
+    return dataclasses.replace(options, keep_float=options.keep_float | head_layers(policy.graph))
+
+
+def head_layers(graph: PolicyGraph) -> frozenset[str]:
+    """Return the layers from the last dense ones to the outputs of `graph`.
+
+    Raises:
+        UsageError: something else than sums and means stands between them.
+    """
+    found: set[str] = set()
+    waiting = list(graph.outputs.values())
+    layers = {layer.name: layer for layer in graph.layers}
+    while waiting:
+        name = waiting.pop()
+        kind = layers[name].kind if name in layers else "an input"
+        if kind not in ("dense", "add", "subtract", "mean"):
+            raise UsageError(f"the head ends in {name!r} ({kind}): expected dense layers and sums of them")
+        found.add(name)
+        if kind != "dense":
+            waiting += layers[name].inputs
+    return frozenset(found)
+
 
 def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
     """Refuse layers that the scheme cannot hold, and `keep_float` names that are none.
@@ -106,7 +173,11 @@ def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
     layers = {layer.name: layer for layer in policy.graph.layers}
     unknown = sorted(options.keep_float - set(layers))
     if unknown:
-        raise UsageError(f"--keep-float {unknown[0]!r} is no layer", hint=f"layers: {', '.join(layers)}")
+        more = f" and {len(layers) - _SHOWN_LAYERS} more" if len(layers) > _SHOWN_LAYERS else ""
+        raise UsageError(
+            f"--keep-float {unknown[0][:80]!r} is no layer",
+            hint=f"layers: {', '.join([*layers][:_SHOWN_LAYERS])}{more}; quarl-edge inspect SOURCE lists them",
+        )
     if options.scheme not in ("int8", "int16x8"):
         if options.keep_float:
             raise UsageError(f"--keep-float means nothing with scheme {options.scheme}: it has no integer activations")
@@ -114,12 +185,13 @@ def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
     weighted = {layer.name for layer in layers.values() if layer.kind in WEIGHTED}
     if options.keep_float and weighted <= options.keep_float:
         raise UsageError("all layers with weights are kept in float: nothing is quantized", hint="--scheme float32")
-    for layer in layers.values():
-        if layer.kind in FLOAT_ONLY and layer.name not in options.keep_float:
-            raise ConversionError(
-                f"layer {layer.name!r} is {layer.kind}, which has no {options.scheme} kernel",
-                hint=f"keep it in float with --keep-float {layer.name}, or train with relu",
-            )
+    needed = [layer for layer in layers.values() if layer.kind in FLOAT_ONLY and layer.name not in options.keep_float]
+    if needed:
+        words = " ".join(f"--keep-float {shlex.quote(layer.name)}" for layer in needed)
+        raise ConversionError(
+            f"layer {needed[0].name!r} is {needed[0].kind}, which has no {options.scheme} kernel",
+            hint=f"keep in float what has none: {words}; or train with relu",
+        )
     kept = sorted(name for name in options.keep_float if layers[name].kind not in FLOAT_ONLY)
     if options.scheme == "int16x8" and kept:
         raise UsageError(f"int16x8 cannot keep layer {kept[0]!r} in float", hint="use --scheme int8")
@@ -140,6 +212,7 @@ def convert(
         UsageError: ranges or samples are missing, or `options` do not fit the policy.
         ConversionError: a layer that the scheme cannot hold, or TensorFlow's converter failed.
     """
+    options = resolved(options, policy)
     check_layers(policy, options)
     if options.scheme == "int8":
         if ranges is None:
@@ -184,6 +257,7 @@ def quantization(options: SchemeOptions) -> QuantizationOptions:
         keep_float=options.keep_float,
         weight_bits=options.weight_bits,
         activation_bits=options.activation_bits,
+        wide_outputs=options.wide_outputs,
     )
 
 

@@ -19,12 +19,13 @@ from quarl_export.compare import difference
 from quarl_export.golden import run_goldens
 from quarl_export.graph import repack
 from quarl_export.ir import ImportedPolicy, PolicyGraph
+from quarl_export.kernels import is_convertible
 from quarl_export.metadata import complete_policy
 from quarl_export.patch.builder import build_writer
 from quarl_export.patch.values import NormalizerArrays, PolicyValues, normalizer_arrays, untied
 from quarl_export.patch.writer import Writer
 from quarl_export.quantized import convert_planned
-from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, is_whole, plan_ranges
+from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
 
 Float32 = NDArray[np.float32]
 
@@ -65,7 +66,7 @@ class Template:
 
         Raises:
             ConversionError: TensorFlow cannot convert the network at all.
-            PatchError: it cannot be patched, and fewer than 8 bits cannot be converted.
+            PatchError: it cannot be patched, and fewer than 8 bits per channel cannot be converted.
             UsageError: `options` does not fit the graph.
         """
         options = options or QuantizationOptions()
@@ -75,7 +76,7 @@ class Template:
         try:
             writer = build_writer(plan, {key: scale.shape for key, (_, scale) in arrays.items()}, verify=verify)
         except PatchError as error:
-            if not is_whole(options):
+            if not is_convertible(plan):
                 raise
             return cls(plan, arrays, reason=str(error))
         return cls(plan, arrays, writer=writer)
@@ -138,11 +139,11 @@ class Template:
         `quarl_export.patch.values.untied`).
 
         Raises:
-            ConversionError: TensorFlow could not convert them, or the options ask for fewer than 8 bits.
+            ConversionError: TensorFlow could not convert them, or has no grid of so few bits per channel.
             PatchError, UsageError, NonFiniteError: as `patch`.
         """
-        if not is_whole(self.options):
-            raise ConversionError("the converter has no grid of fewer than 8 bits to compare with")
+        if not is_convertible(self._plan):
+            raise ConversionError("the converter has no grid of fewer than 8 bits per channel to compare with")
         values = untied(self._values(weights, ranges, normalizer), self._plan)
         patched = self.patch(values.weights, values.ranges, normalizer=normalizer)
         return difference(patched, convert_planned(self._plan, values))

@@ -11,6 +11,7 @@ from quarl_device.errors import QuarlError, UsageError
 from quarl_edge import __version__
 from quarl_edge.cli.bench import bench
 from quarl_edge.cli.bench_policy import act, push, schemes
+from quarl_edge.cli.bench_qat import qat
 from quarl_edge.cli.bench_stream import stream
 from quarl_edge.cli.compare import compare
 from quarl_edge.cli.demo import demo
@@ -33,7 +34,7 @@ app = typer.Typer(
 )
 for command in (demo, train, export, evaluate, inspect, compare):
     app.command(help=keep_examples(command))(command)
-for figure in (push, act, schemes, stream):
+for figure in (push, act, schemes, qat, stream):
     bench.command(help=keep_examples(figure))(figure)
 app.add_typer(bench, name="bench")
 

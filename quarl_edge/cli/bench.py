@@ -46,7 +46,7 @@ def solve(
     """
     require_learner("bench")
     check_registered(env)
-    runs = [_run(env, seed, settings or [], output) for seed in _parse_seeds(seeds)]
+    runs = [_run(env, seed, settings or [], output) for seed in parse_seeds(seeds)]
     solved = [run for run in runs if run["solved"]]
     summary = {
         "env": env,
@@ -108,7 +108,12 @@ def _short(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def _parse_seeds(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds of `--seeds`.
+
+    Raises:
+        UsageError: no whole numbers with commas between, or one that is out of range.
+    """
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:

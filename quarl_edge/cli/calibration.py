@@ -36,7 +36,9 @@ def named_observations(
 
     if calibrate == PLAY:
         if not (env_id or policy.contract.env_id):
-            raise UsageError("--calibrate env: the policy names no environment", hint="name one with --env ID")
+            raise UsageError(
+                "--calibrate env: the policy names no environment", hint="name it: --calibrate env --env ID"
+            )
         return play(policy, environment(policy.contract, env_id), steps=steps, seed=seed, allow_module=bool(env_id))
     path = Path(calibrate)
     if path.is_dir():

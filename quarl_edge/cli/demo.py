@@ -45,6 +45,7 @@ class DemoReport:
         pushes: policies published.
         audited: pushes compared with a real conversion.
         audit_failures: of these, how many differed.
+        conversion_reason: why pushes were converted; "" where they were patched.
         push_ms_p50: variables read to verified, self-tested and ready for an actor's next step.
         prepare_ms_p50: variables read to signed bytes, the learner's part of the push.
         int8_return_mean: greedy, of the exported file.
@@ -77,6 +78,7 @@ class DemoReport:
     pushes: int
     audited: int
     audit_failures: int
+    conversion_reason: str
     push_ms_p50: float | None
     prepare_ms_p50: float | None
     int8_return_mean: float
@@ -197,6 +199,7 @@ def _judge(
         pushes=result.pushes,
         audited=result.audited,
         audit_failures=result.audit_failures,
+        conversion_reason=result.conversion_reason,
         push_ms_p50=result.push_ms_p50,
         prepare_ms_p50=result.prepare_ms_p50,
         int8_return_mean=int8.return_mean,
@@ -243,7 +246,7 @@ def _rows(report: DemoReport) -> list[tuple[str, str]]:
         ("env steps", f"{report.env_steps:,}  ({report.actor_steps_per_s:,.0f}/s, held back by the replay limiter)"),
         ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
         ("pushes", f"{report.pushes}  ({ready} p50 to ready on an actor, {made} in the learner)"),
-        *audit_rows(report.audited, report.audit_failures),
+        *audit_rows(report.audited, report.audit_failures, report.conversion_reason),
         ("file", f"{report.policy_bytes:,} bytes int8, {report.float_bytes:,} bytes float"),
         ("act", f"{report.act_us_p50:.1f} µs p50, observation in, action out"),
         ("runtime", report.runtime),

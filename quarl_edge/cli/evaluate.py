@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import ModelError
+from quarl_device.errors import ModelError, UsageError
 from quarl_device.evaluate import MAX_EPISODES, Evaluation
 from quarl_device.evaluate import evaluate as play
 from quarl_device.policy_file import read_policy_path
@@ -36,6 +37,11 @@ def evaluate(
     """
     with hint_where_none("make one with: quarl-edge export model.tflite", ModelError):
         policy = read_policy_path(model)
+    if not (env or policy.contract.env_id):
+        raise UsageError(
+            f"the policy file {model} names no environment",
+            hint=f"name the one that it acts in: quarl-edge evaluate {shlex.quote(str(model))} --env ID",
+        )
     with EpisodeProgress(episodes) as progress:
         result = play(
             policy,

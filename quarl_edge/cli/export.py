@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from quarl_export.checks.returns import Play
     from quarl_export.export import ExportReport
     from quarl_export.ir import ImportedPolicy
+    from quarl_export.networks import HeadOutput as HeadOutputType
     from quarl_export.pipeline import ExportOptions
+    from quarl_export.schemes import SchemeOptions
 
 
 def export(
@@ -35,8 +37,9 @@ def export(
     source: given.Source = None,
     scheme: given.SchemeOption = Scheme.INT8,
     per_channel: given.PerChannel = False,
-    weight_bits: given.WeightBits = 8,
-    activation_bits: given.ActivationBits = 8,
+    weight_bits: given.WeightBits = None,
+    activation_bits: given.ActivationBits = None,
+    head_output: given.HeadOutput = None,
     io: given.IoOption = Io.FLOAT32,
     runtime: given.RuntimeOption = Runtime.LITERT,
     env: given.Environment = "",
@@ -65,6 +68,7 @@ def export(
     Examples:
       quarl-edge export model.tflite
       quarl-edge export model.tflite --from ppo.zip --env CartPole-v1 --vecnormalize stats.pkl
+      quarl-edge export model.tflite --from dqn.zip --env CartPole-v1 --head-output float32
       quarl-edge export model.tflite --from actor.keras --env Pendulum-v1 --calibrate recorded.npz --io int8
     """
     check_target(model)
@@ -82,8 +86,12 @@ def export(
     with closing(make_progress() if sys.stderr.isatty() else Silent()) as progress:
         progress.note(f"reading {source or checkpoint}")
         _load_library()
+        trained = _trained_scheme(checkpoint, scheme)
         options = _options(
-            scheme=scheme, per_channel=per_channel, weight_bits=weight_bits, activation_bits=activation_bits, io=io,
+            scheme=scheme, per_channel=per_channel, io=io,
+            weight_bits=weight_bits or trained.weight_bits,
+            activation_bits=activation_bits or trained.activation_bits,
+            head_output=head_output.value if head_output else trained.head_output,
             runtime=runtime, keep_float=keep_float, range_rule=range_rule, percentile=percentile,
             recalibrate=bool(calibrate), force=force, center_q=center_q,
         )  # fmt: skip
@@ -120,6 +128,7 @@ def _options(
     per_channel: bool,
     weight_bits: int,
     activation_bits: int,
+    head_output: HeadOutputType,
     io: Io,
     runtime: Runtime,
     keep_float: list[str] | None,
@@ -143,12 +152,24 @@ def _options(
             runtime=runtime.value,
             weight_bits=weight_bits,
             activation_bits=activation_bits,
+            head_output=head_output,
         ),
         rule=RangeRule(kind=range_rule.value, percentile=percentile),
         recalibrate=recalibrate,
         force=force,
         center_q=center_q,
     )
+
+
+def _trained_scheme(checkpoint: Path | None, scheme: Scheme) -> SchemeOptions:
+    """Return the bits and the head of a run's training, where its file can have them; the usual ones otherwise."""
+    from quarl_export.checkpoint import load_policy
+    from quarl_export.export import trained_scheme
+    from quarl_export.schemes import SchemeOptions
+
+    if checkpoint is None or scheme is not Scheme.INT8:
+        return SchemeOptions()
+    return trained_scheme(load_policy(checkpoint).spec.quantization)
 
 
 def _read(place: Path, *, env: str, head: HeadName | None, vecnormalize: Path | None) -> ImportedPolicy:
@@ -215,7 +236,7 @@ def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> 
     if directory is not None and report.built is not None:
         from quarl_export.export_report import write_export_report
 
-        page = str(write_export_report(report.built, directory))
+        page = str(write_export_report(report.built, directory, model=report.model))
         extras["report"] = page, page
     if edge_tpu:
         verdict = judge(read_policy_path(report.model).graph)
@@ -251,6 +272,7 @@ def _write_json(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
             "runtime": report.runtime,
             "checks": [result.to_json() for result in report.checks],
             "forced": list(report.forced),
+            "warnings": list(report.warnings),
             **{name: value for name, (value, _) in extras.items()},
         }
     )
@@ -260,7 +282,11 @@ def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
     error = (
         "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
     )
+    marks = [("WARNING", warning) for warning in report.warnings]
+    if report.forced:
+        marks.insert(0, ("FORCED", f"written although these checks failed: {', '.join(report.forced)}"))
     rows = [
+        *marks,
         ("environment", report.env or "not named"),
         ("scheme", report.scheme),
         ("size", f"{report.bytes:,} bytes"),
@@ -272,5 +298,5 @@ def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
         for result in report.checks
     ]
     rows += [(name.replace("_", " "), text) for name, (_, text) in extras.items()]
-    next_one = f"quarl-edge evaluate {report.model}"
+    next_one = f"quarl-edge evaluate {report.model}" + ("" if report.env else " --env ID")
     write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])

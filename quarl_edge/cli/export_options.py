@@ -44,6 +44,14 @@ class RangeKind(StrEnum):
     BOUNDS = "bounds"
 
 
+class HeadOutputName(StrEnum):
+    """Values of `--head-output`."""
+
+    INT8 = "int8"
+    FLOAT32 = "float32"
+    INT16 = "int16"
+
+
 class HeadName(StrEnum):
     """Values of `--head`."""
 
@@ -66,8 +74,16 @@ SchemeOption = Annotated[Scheme, typer.Option("--scheme", help="How numbers are 
 PerChannel = Annotated[
     bool, typer.Option("--per-channel/--per-tensor", help="Scales of dense weights: one per unit, or one.")
 ]
-WeightBits = Annotated[int, typer.Option(help="Of int8 weights; fewer are stored in int8.", min=2, max=8)]
-ActivationBits = Annotated[int, typer.Option(help="Of int8 ReLU layers; fewer need LiteRT.", min=2, max=8)]
+WeightBits = Annotated[
+    int | None, typer.Option(help="Of int8 weights, stored in int8; default: as trained, or 8.", min=2, max=8)
+]
+ActivationBits = Annotated[
+    int | None, typer.Option(help="Of ReLU layers, fewer need LiteRT; default: as trained, or 8.", min=2, max=8)
+]
+HeadOutput = Annotated[
+    HeadOutputName | None,
+    typer.Option(help="Q values of an int8 file; int16 needs LiteRT; default: as trained, or int8."),
+]
 IoOption = Annotated[Io, typer.Option("--io", help="Inputs and outputs; int8 and uint8 are for Coral.")]
 RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="What must load the file.")]
 Environment = Annotated[str, typer.Option(help="Environment of the policy, where its file does not name one.")]

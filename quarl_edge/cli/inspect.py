@@ -15,21 +15,40 @@ from quarl_edge.extras import require_learner
 
 def inspect(
     model: Annotated[
-        Path, typer.Argument(help="A .tflite file, with or without a policy contract.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A .tflite file, with or without a policy contract; or what export reads: a Keras model, a "
+            "Stable-Baselines3 zip, a run.",
+            show_default=False,
+        ),
     ],
     load: Annotated[bool, typer.Option(help="Load it in the installed runtimes, each in a child process.")] = True,
     edge_tpu: Annotated[
         bool, typer.Option("--edge-tpu", help="Compile it too, if edgetpu_compiler is on the PATH.")
     ] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="List a float .tflite's layers as --keep-float of export takes them.")
+    ] = False,
+    env: Annotated[str, typer.Option(help="Environment of a source that does not name one.")] = "",
+    vecnormalize: Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")] = (
+        None
+    ),
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """Say what a model file is: tensors, operators, contract, size, which runtimes load it, and the Edge TPU verdict.
+
+    Of a source that export reads: its layers by the names that --keep-float takes, and which of them need it.
 
     Examples:
       quarl-edge inspect model.tflite
       quarl-edge inspect model.tflite --format json
       quarl-edge inspect foreign.tflite --edge-tpu
+      quarl-edge inspect policy.keras
+      quarl-edge inspect float.tflite --layers
     """
+    if layers or (model.exists() and not _is_tflite(model)):
+        _inspect_source(model, output, env=env, vecnormalize=vecnormalize)
+        return
     inspection = inspect_path(model, load=load)
     compiled = compile_where_possible(model) if edge_tpu else None
     if output is Format.JSON:
@@ -41,6 +60,31 @@ def inspect(
     write_line(render(inspection).rstrip("\n"))
     if edge_tpu:
         write_line(compiled[1] if compiled else "edgetpu_compiler is not on the PATH: this is the static check alone")
+
+
+def _is_tflite(path: Path) -> bool:
+    """Return whether a file is a flatbuffer of TFLite, or nothing that could be something else: empty, unreadable."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+    except OSError:
+        return True
+    return not head or head[4:8] == b"TFL3"
+
+
+def _inspect_source(path: Path, output: Format, *, env: str, vecnormalize: Path | None) -> None:
+    require_learner("inspect of anything but a .tflite")
+    from quarl_export.describe import describe, describe_text
+    from quarl_export.importers import ImportOptions, import_policy
+
+    policy = import_policy(path, options=ImportOptions(env_id=env, vecnormalize=vecnormalize))
+    description = {"path": str(path), **describe(policy)}
+    if output is Format.JSON:
+        write_json(description)
+        return
+    write_line(f"{path}\n{describe_text(description)}")
 
 
 def compile_where_possible(model: Path) -> tuple[dict[str, object], str] | None:

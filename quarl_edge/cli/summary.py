@@ -18,11 +18,15 @@ def selection(judgements: int, episodes: int, last: float | None, *, earlier: bo
     return rule if last is None else f"{rule}; the last one: {last:.1f}"
 
 
-def audit_rows(audited: int, failures: int) -> list[tuple[str, str]]:
-    """Return a row only where a push was not what a real conversion gives."""
-    if not failures:
-        return []
-    return [("audits", f"{failures} of {audited} pushes differed from a real conversion; the errors above say where")]
+def audit_rows(audited: int, failures: int, conversion_reason: str = "") -> list[tuple[str, str]]:
+    """Return a row only where a push was not what a real conversion gives, or pushes were converted for real."""
+    rows = []
+    if failures:
+        differed = f"{failures} of {audited} pushes differed from a real conversion; the errors above say where"
+        rows.append(("audits", differed))
+    if conversion_reason:
+        rows.append(("converted", f"each push, for it could not be patched: {conversion_reason}"))
+    return rows
 
 
 def refused_rows(refused: dict[str, int]) -> list[tuple[str, str]]:

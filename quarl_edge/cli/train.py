@@ -194,6 +194,7 @@ def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult) 
         "runtime": None if best is None else best.result.runtime,
         "audited": result.audited,
         "audit_failures": result.audit_failures,
+        "conversion_reason": result.conversion_reason,
         "refused": result.ingest_refused,
         "resumable": result.resumable,
     }
@@ -230,4 +231,5 @@ def _rows(config: TrainConfig, result: TrainResult) -> list[tuple[str, str]]:
     )
     rows.append(("this session", session))
     rows.append(("whole run", f"{result.env_steps:,} env steps, {result.updates:,} updates"))
-    return [*rows, *audit_rows(result.audited, result.audit_failures), *refused_rows(result.ingest_refused)]
+    rows += audit_rows(result.audited, result.audit_failures, result.conversion_reason)
+    return [*rows, *refused_rows(result.ingest_refused)]

@@ -102,6 +102,7 @@ class SessionAccount:
         scalars["rate/updates_per_s"] = (self._progression.updates - self._first_updates) / elapsed
         scalars["rate/samples_per_insert"] = self._samples_per_insert()
         scalars["actors/online"] = float(actors)
+        scalars["pushes/converted"] = float(bool(self._parts.conversion_reason))
         scalars["ranges/pushes_held_back"] = float(self._gate.held_back)
         if self._gate.health is not None:
             scalars["ranges/bits_lost"] = self._gate.health.bits_lost
@@ -144,5 +145,6 @@ class SessionAccount:
             samples_per_insert=self._samples_per_insert(),
             audited=parts.auditor.audited,
             audit_failures=parts.auditor.failures,
+            conversion_reason=parts.conversion_reason,
             ingest_refused=parts.receiver.refused,
         )

@@ -1,7 +1,7 @@
 """Compares pushed files with real conversions: the first before anybody acts with it, later ones in a child.
 
-A difference means that a template does not say what the network says. In the first one it ends the run before an actor
-has seen a policy; a later one is logged as an error and counted in the run's result, and training goes on.
+A difference means that a template does not say what the network says. After one in the first, before an actor has seen
+any, every policy is converted; a later one is logged as an error and counted in the run's result, and training goes on.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from quarl_device.errors import PatchError
 from quarl_edge.learner.publisher import Pushed
-from quarl_export.audit import AuditChild, AuditResult
+from quarl_export.audit import AuditChild, AuditResult, audit
+from quarl_export.qat_template import QatTemplate
+from quarl_export.snapshot import PolicySnapshot
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,15 +46,19 @@ class Auditor:
             for result in self._child.poll():
                 self.record(result)
 
-    def require(self, result: AuditResult) -> None:
-        """Count the first comparison, which must not differ.
+    def settle(self, template: QatTemplate, snapshot: PolicySnapshot) -> QatTemplate:
+        """Compare the first push, of `snapshot`, and return the template that the run goes on with.
 
-        Raises:
-            PatchError: it does.
+        One that can only convert is returned as it is; one whose push differs is made to convert.
         """
-        self.record(result)
-        if not result.failed and not result.identical:
-            raise PatchError(f"the int8 template differs from a real conversion: {result.detail}")
+        if not template.reason:
+            result = audit(template.spec, snapshot, template.patch(snapshot))
+            self.record(result)
+            if not result.failed and not result.identical:
+                template = template.converting(f"the first push differs from its conversion: {result.detail}")
+        if template.reason:
+            _LOG.warning("every policy is converted, which takes a second or more: %s", template.reason)
+        return template
 
     def record(self, result: AuditResult) -> None:
         """Count one comparison."""

@@ -41,7 +41,10 @@ class Progression:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Everything that the loop ties together; it owns none of it."""
+    """Everything that the loop ties together; it owns none of it.
+
+    `conversion_reason` says why pushes are converted and not patched; "" where they are patched.
+    """
 
     config: TrainConfig
     algorithm: Algorithm
@@ -60,3 +63,4 @@ class Parts:
     env_steps: Callable[[], int]
     check_broker: Callable[[], None]
     actors: ActorProcesses | None = None
+    conversion_reason: str = ""

@@ -42,6 +42,7 @@ class TrainResult:
         samples_per_insert: actual ratio over this session.
         audited: pushes compared with a real conversion.
         audit_failures: of these, how many differed.
+        conversion_reason: why pushes were converted, a second or more each; "" where they were patched.
         ingest_refused: blocks that did not hold, by error code.
     """
 
@@ -65,6 +66,7 @@ class TrainResult:
     samples_per_insert: float
     audited: int
     audit_failures: int = 0
+    conversion_reason: str = ""
     ingest_refused: dict[str, int] = field(default_factory=dict)
 
 

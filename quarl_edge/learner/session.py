@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from quarl_device import __version__
 from quarl_device.contract import Head, PolicyContract
@@ -43,12 +44,14 @@ from quarl_edge.local.evaluator import Evaluator, Judged
 from quarl_edge.progress import Progress
 from quarl_edge.runs import RunDirectory
 from quarl_edge.task import look_at
-from quarl_export.audit import AuditChild, audit
-from quarl_export.networks import NetworkSpec, QuantizationSpec
+from quarl_export.audit import AuditChild
+from quarl_export.file_runner import default_runtime
+from quarl_export.networks import HeadOutput, NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
 
 LEARNER_NAME = "learner"
+TFLITE_RUNTIME = "tflite-runtime"
 _CONNECT_TIMEOUT_S = 10.0
 
 
@@ -111,6 +114,9 @@ class Session:
         self._stop = stop
         self._checkpoint = checkpoint
         self._topics = Topics(fleet.name)
+        if default_runtime().name == TFLITE_RUNTIME:
+            # Goldens and judgements are its answers, whatever the devices have.
+            config.check_kernels("tflite-2.14")
         task = look_at(config)
         self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
 
@@ -175,6 +181,7 @@ class Session:
                 evaluator=evaluator,
                 auditor=auditor,
                 keeper=keeper,
+                conversion_reason=template.reason,
                 normalizer=normalizer,
                 metrics=self._metrics,
                 progress=self._progress,
@@ -236,7 +243,13 @@ class Session:
         return BlockSpec(observations=(self._observation,), action=self._action)
 
     def _network(self) -> NetworkSpec:
-        quantization = QuantizationSpec(range_decay=self._config.range_decay, center_q=self._config.center_q)
+        quantization = QuantizationSpec(
+            weight_bits=self._config.weight_bits,
+            activation_bits=self._config.activation_bits,
+            head_output=cast(HeadOutput, self._config.head_output),
+            range_decay=self._config.range_decay,
+            center_q=self._config.center_q,
+        )
         return NetworkSpec(
             observations=(self._observation,),
             action=self._action,
@@ -260,8 +273,7 @@ class Session:
         self._stop_if_asked()
         auditor = Auditor(lambda: AuditChild(policy.spec))
         stack.callback(auditor.close)
-        snapshot = policy.snapshot()
-        auditor.require(audit(policy.spec, snapshot, template.patch(snapshot)))
+        template = auditor.settle(template, policy.snapshot())
         self._stop_if_asked()
         algorithm.compile()
         return algorithm, template, auditor

@@ -4,7 +4,8 @@ import pytest
 
 from quarl_device.actor.outbox import MemoryOutbox
 from quarl_device.errors import UsageError
-from quarl_device.spool import DiskSpool, SpoolConfig
+from quarl_device.spool.config import SpoolConfig
+from quarl_device.spool.disk import DiskSpool
 from quarl_device.testing.outbox_conformance import OUTBOX_CHECKS
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quarl_device.errors import SpoolInUse, StateUnwritable, UsageError
-from quarl_device.spool import DiskSpool, SpoolConfig
+from quarl_device.spool.config import SpoolConfig
+from quarl_device.spool.disk import DiskSpool
 from quarl_device.spool.records import HEADER_BYTES, PREAMBLE
 
 A, B, C = ("00000000000000" + end for end in ("aa", "bb", "cc"))
@@ -409,7 +410,7 @@ def test_what_waits_in_memory_may_be_delivered_dropped_or_left(spool, full_disk)
 def test_a_disk_that_is_full_for_real(tmp_path):
     """A file size limit stands for a disk: the actor's process, not a stub, and what it wrote is whole."""
     code = (
-        "import resource, sys; from pathlib import Path; from quarl_device.spool import *\n"
+        "import resource, sys; from pathlib import Path; from quarl_device.spool.disk import DiskSpool\n"
         f"spool = DiskSpool(Path(sys.argv[1]), boot_id={A!r})\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))\n"
         "n = 0\n"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from quarl_device.actor.outbox import MemoryOutbox
 from quarl_device.actor.session import ActorSession, SessionConfig
-from quarl_device.spool import DiskSpool, SpoolConfig
+from quarl_device.spool.config import SpoolConfig
+from quarl_device.spool.disk import DiskSpool
 from quarl_edge.ingest.sessions import MAX_LIVES, SessionTable, Verdict
 
 STEPS = 10

@@ -164,3 +164,21 @@ def test_a_checkpoint_with_a_part_missing_is_refused(tmp_path):
     assert again.returncode == 71, again.stderr
     assert "algorithm.npz" in again.stderr
     assert "Traceback" not in again.stderr
+
+
+def test_a_run_in_six_bits_with_a_float_head_exports_what_it_trained(tmp_path):
+    words = ["--set", "weight_bits=6", "--set", "activation_bits=6", "--set", "head_output=float32"]
+    done = edge(
+        "train", "CartPole-v1", "--steps", 1500, "--run", "r", *NO_GOAL, *words, "--format", "json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    report = last_json(done)
+    assert (report["audit_failures"], report["conversion_reason"]) == (0, "")
+    assert report["int8_return_mean"] > 50
+    done = edge("export", "m.tflite", "--from", "r", "--format", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    checks = {check["name"]: check for check in last_json(done)["checks"]}
+    assert "q_values" not in checks["float"]["message"]
+    assert "FULLY_CONNECTED" in checks["float"]["message"]
+    played = edge("evaluate", "m.tflite", "--episodes", 20, "--seed", 1000, "--format", "json", cwd=tmp_path)
+    assert last_json(played)["return_mean"] == report["int8_return_mean"]

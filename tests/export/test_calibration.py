@@ -16,6 +16,7 @@ from quarl_device.flatbuffer import Graph, Tensor
 from quarl_device.preprocess import bind_inputs, to_tensor
 from quarl_export.calibration import CalibrationData, RangeRule, load_npz, play, with_input_normalizer
 from quarl_export.calibration import data as data_module
+from quarl_export.calibration.data import by_single_key
 from quarl_export.calibration.play import greedy_actions
 from quarl_export.ir import GraphInput, run_reference
 from quarl_export.ir.reference import normalize, run_graph
@@ -44,8 +45,8 @@ def test_data_keep_rows_and_ignore_foreign_keys():
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({}, "no array 'observation', found none"),
-        ({"other": np.zeros((4, 4))}, "no array 'observation', found other"),
+        ({}, "no array 'observation', .*found none"),
+        ({"other": np.zeros((4, 4))}, "no array 'observation', .*found 'other'"),
         ({"observation": np.zeros((4, 5))}, r"shape \[4, 5\], expected \[rows, 4\]"),
         ({"observation": np.zeros(4)}, r"expected \[rows, 4\]"),
         ({"observation": np.zeros((0, 4))}, "0 rows"),
@@ -108,13 +109,34 @@ def test_stacked_frames_are_in_the_last_axis():
 # ------------------------------------------------------------------ npz
 
 
-def test_npz_by_key_and_under_any_name_for_a_single_key(tmp_path):
+def test_npz_by_key_and_without_a_name_for_a_single_key(tmp_path):
     policy = mixed()
     np.savez(tmp_path / "two.npz", **rows(policy, 4))
     assert load_npz(tmp_path / "two.npz", policy.contract).count == 4
     np.savez(tmp_path / "one.npz", rows(mlp(), 4)["observation"])
     data = load_npz(tmp_path / "one.npz", mlp().contract)
     assert (data.count, data.source) == (4, "npz one.npz")
+
+
+@pytest.mark.parametrize("name", ["observation", "arr_0"])
+def test_a_single_array_without_a_name_of_its_own_serves_a_single_key(name):
+    array = np.zeros((4, 2))
+    assert by_single_key({name: array}, ["camera"]) == {"camera": array}
+    assert by_single_key({name: array}, ["camera", "arm"]) == {name: array}
+
+
+def test_a_single_array_of_another_name_is_refused_with_both_names(tmp_path):
+    np.savez(tmp_path / "actions.npz", next_observation=rows(mlp(), 8)["observation"])
+    with pytest.raises(UsageError, match=r"no array 'observation'.*found 'next_observation'") as refused:
+        load_npz(tmp_path / "actions.npz", mlp().contract)
+    assert refused.value.hint == "name it so when saving: numpy.savez(path, **{'observation': rows})"
+
+
+def test_a_file_of_many_long_names_is_refused_in_a_short_message(tmp_path):
+    np.savez(tmp_path / "many.npz", **{"x" * 100 + str(number): np.zeros(1) for number in range(30)})
+    with pytest.raises(UsageError) as refused:
+        load_npz(tmp_path / "many.npz", mlp().contract)
+    assert len(str(refused.value)) < 1000
 
 
 # ------------------------------------------------------------------ ranges

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.errors import NonFiniteError, PatchError
-from quarl_export.arithmetic import BIAS_LIMIT, channel_scales, quantize_channels, relu_quantization
+from quarl_export.arithmetic import BIAS_LIMIT, activation_quantization, channel_scales, quantize_channels, widened_low
 from quarl_export.ir import Layer
 from quarl_export.kernels import as_channels, as_rows, file_shape, layer_scales, write_kernel
 from quarl_export.range_plan import QuantizationOptions
@@ -26,9 +26,9 @@ def random_kernel(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def written(layer, kernel, scales, bits=8):
+def written(layer, kernel, scales):
     target = np.zeros(file_shape(layer, kernel.shape), np.int8)
-    write_kernel(layer, kernel, scales, as_channels(layer, target), bits=bits, scratch={})
+    write_kernel(layer, kernel, scales, as_channels(layer, target), scratch={})
     return target
 
 
@@ -106,12 +106,12 @@ def test_bits_bound_the_steps_and_reach_them(bits, per_channel):
     options = QuantizationOptions(weight_bits=bits, per_channel=per_channel)
     kernel = random_kernel(30, 4)
     scales = layer_scales(DENSE, kernel, None, 0.1, options=options)
-    assert np.abs(written(DENSE, kernel, scales, bits).astype(int)).max() == 2 ** (bits - 1) - 1
+    assert np.abs(written(DENSE, kernel, scales).astype(int)).max() == 2 ** (bits - 1) - 1
 
 
 @pytest.mark.parametrize("bits", [2, 4, 7])
 def test_a_relu_has_exactly_its_levels(bits):
-    found = relu_quantization(3.0, bits)
+    found = activation_quantization(widened_low(3.0, bits), 3.0)
     assert 127 - found.zero_point + 1 == 2**bits
     assert (127 - found.zero_point) * found.scale == pytest.approx(3.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 
 import numpy as np
@@ -87,6 +88,40 @@ def test_patched_file_is_the_converted_file(shape, kind, center_q, seed):
     snapshot = for_export(spec, shaped(random_snapshot(spec, seed=seed, normalized=normalized), kind))
     patched = patcher_of(plain, normalized).patch(snapshot)
     assert difference(patched, convert_snapshot(plain, snapshot)) == ""
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        *({"weight_bits": bits, "activation_bits": 10 - bits} for bits in range(2, 9)),
+        {"head_output": "float32"},
+        {"head_output": "int16"},
+        {"head_output": "float32", "weight_bits": 3},
+        {"head_output": "int16", "activation_bits": 4, "weight_bits": 5},
+    ],
+)
+def test_a_file_of_any_bits_and_head_is_the_converted_file(quantization):
+    spec = make_spec(hidden=(8, 5), actions=3, **quantization)
+    patcher = Patcher.build(spec, normalized=True, verify=False)
+    snapshot = random_snapshot(spec, seed=3, normalized=True)
+    assert difference(patcher.patch(snapshot), convert_snapshot(spec, snapshot)) == ""
+
+
+def test_a_file_of_other_bits_or_another_head_is_another_file():
+    """What the comparison above would not see could not fail it."""
+    snapshot = random_snapshot(make_spec(), seed=3)
+    files = {}
+    for name, quantization in (
+        ("int8", {}),
+        ("weights", {"weight_bits": 7}),
+        ("activations", {"activation_bits": 7}),
+        ("float32", {"head_output": "float32"}),
+        ("int16", {"head_output": "int16"}),
+    ):
+        spec = make_spec(**quantization)
+        files[name] = Patcher.build(spec, verify=False).patch(snapshot)
+    for one, other in itertools.combinations(files, 2):
+        assert difference(files[one], files[other]) != "", (one, other)
 
 
 @given(
@@ -208,10 +243,13 @@ def test_patching_is_far_faster_than_converting(policy, spec):
     assert converting > 100 * min(times)
 
 
-@pytest.mark.parametrize("center_q", [False, True])
-def test_the_very_first_snapshot_of_a_run_is_patched_as_it_is_converted(center_q):
+@pytest.mark.parametrize(
+    "quantization",
+    [{}, {"center_q": True}, {"head_output": "int16", "weight_bits": 3}, {"head_output": "float32"}],
+)
+def test_the_very_first_snapshot_of_a_run_is_patched_as_it_is_converted(quantization):
     """Its ranges are exactly symmetric: the zero point lies on a rounding tie."""
-    spec = make_spec(hidden=(6,), center_q=center_q)
+    spec = make_spec(hidden=(6,), **quantization)
     snapshot = initial_snapshot(spec, seed=0, normalized=True)
     patched = Patcher.build(spec, normalized=True, verify=False).patch(snapshot)
     assert difference(patched, convert_snapshot(spec, for_export(spec, snapshot))) == ""

@@ -18,7 +18,7 @@ from quarl_export.ir import run_reference
 from quarl_export.metadata import complete_policy
 from quarl_export.prologue import prepend_prologue
 from quarl_export.ranges import find_ranges
-from quarl_export.schemes import SCHEMES, SchemeOptions, convert, quantization
+from quarl_export.schemes import SCHEMES, SchemeOptions, convert, head_layers, quantization, resolved
 
 NORMALIZED = Normalizer(
     where="graph", offset={"observation": (0.5, -1, 0, 2)}, scale={"observation": (2, 0.1, 1, 0.5)}, clip=1.5
@@ -238,6 +238,68 @@ def test_files_of_fewer_bits_compute_their_reference_step_by_step(name, weight_b
 def test_bits_that_cannot_be_are_refused(options, says):
     with pytest.raises(UsageError, match=says):
         SchemeOptions(**options)
+
+
+def _q_mlp():
+    return mlp(normalizer=NORMALIZED, head="q_values")
+
+
+@pytest.mark.parametrize(
+    ("head_output", "options"),
+    [
+        ("float32", {}),
+        ("float32", {"weight_bits": 4, "per_channel": True}),
+        ("int16", {}),
+        ("int16", {"per_channel": True}),
+    ],
+)
+def test_finer_heads_compute_their_reference_and_are_nearer_to_float(head_output, options):
+    policy = POLICIES["dueling"] if head_output == "float32" else _q_mlp()
+    chosen = resolved(SchemeOptions(head_output=head_output, **options), policy)
+    found, exact, model, ranges, held = convert_and_run(policy, chosen)
+    (role,) = found
+    expected = run_int8_reference(policy, ranges, held, options=quantization(chosen))[role]
+    step = output_step(model, role)
+    assert step < 1e-3
+    np.testing.assert_allclose(found[role], expected, rtol=1e-5, atol=max(1.01 * step, 1e-5))
+    plain = convert_and_run(policy, SchemeOptions(**options))[0][role]
+    assert np.abs(found[role] - exact[role]).mean() < np.abs(plain - exact[role]).mean()
+    operators = [(op.name, op.version) for op in read_graph(model).operators]
+    assert (("QUANTIZE", 2) in operators) == (head_output == "int16")
+
+
+def test_a_head_is_the_dense_layers_of_the_q_values_and_their_sums():
+    graph = POLICIES["dueling"].graph
+    kinds = sorted(graph.layer(name).kind for name in head_layers(graph))
+    assert kinds.count("dense") == 2
+    assert set(kinds) <= {"dense", "add", "subtract", "mean"}
+    with pytest.raises(UsageError, match="relu"):
+        head_layers(dataclasses.replace(graph, outputs={"q_values": _first_relu(graph)}))
+
+
+def _first_relu(graph):
+    return next(layer.name for layer in graph.layers if layer.kind == "relu")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"head_output": "int4"}, "not one of"),
+        ({"head_output": "int16", "runtime": "tflite-2.14"}, "no kernel"),
+        ({"head_output": "float32", "io": "int8"}, "float32 ends"),
+        ({"head_output": "int16", "scheme": "float32"}, "use --scheme int8|no int16 head"),
+    ],
+)
+def test_heads_that_cannot_be_are_refused(options, says):
+    with pytest.raises(UsageError, match=says):
+        SchemeOptions(**options)
+
+
+def test_heads_are_of_q_values_and_int16_of_one_dense_layer():
+    with pytest.raises(UsageError, match="q_values heads"):
+        resolved(SchemeOptions(head_output="float32"), POLICIES["actor"])
+    with pytest.raises(UsageError, match="cannot be int16"):
+        convert_and_run(POLICIES["dueling"], SchemeOptions(head_output="int16"))
 
 
 def test_biases_that_are_all_the_same_are_right_on_scales_per_channel():

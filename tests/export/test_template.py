@@ -117,6 +117,11 @@ def test_any_network_patched_is_the_network_converted(graph_seed, values, io, pe
         ("cnn", {}, ("tiny", "one dead unit", "zero biases")),
         ("dueling", {}, ("symmetric ranges", "trained")),
         ("two inputs", {"io": "uint8", "per_channel": True}, ("trained", "mixed scales")),
+        *(("mlp", {"weight_bits": bits, "activation_bits": bits}, ("trained",)) for bits in range(2, 8)),
+        ("mlp", {"weight_bits": 3, "activation_bits": 6}, ("tiny", "empty ranges", "huge", "big biases")),
+        ("dueling", {"weight_bits": 4, "activation_bits": 2}, ("trained",)),
+        ("mlp", {"wide_outputs": frozenset({"dense_4"})}, ("trained", "huge", "zero biases")),
+        ("mlp", {"wide_outputs": frozenset({"dense_4"}), "per_channel": True}, ("trained",)),
     ],
 )
 def test_corners_in_which_converters_take_shortcuts(templates, name, options, kinds):
@@ -230,7 +235,7 @@ def test_a_network_that_cannot_be_patched_converts_every_time_and_says_so():
     assert difference(template.patch(weights, ranges), converted) == ""
     assert b"kept" in template.patch(weights, ranges)
     with pytest.raises(PatchError):
-        Template.from_model(policy, options=QuantizationOptions(weight_bits=4))
+        Template.from_model(policy, options=QuantizationOptions(weight_bits=4, per_channel=True))
 
 
 def test_layers_that_are_equal_stay_layers():
@@ -316,7 +321,7 @@ def run(model, graph, inputs):
     ],
 )
 def test_file_and_fake_quants_agree_in_every_step(templates, name, options, limit):
-    """Fewer bits have no converter to be compared with: the fake-quant model is their oracle."""
+    """Fewer bits per channel have no converter to be compared with: the fake-quant model is their oracle."""
     graph = GRAPHS[name]
     chosen = QuantizationOptions(**options)
     weights, ranges = shaped_values(graph, "trained", 7)

@@ -5,7 +5,7 @@ import numpy as np
 from quarl_device.contract import ActionSpec, Head, ObservationSpec, PolicyContract
 from quarl_edge.config import make_config
 from quarl_edge.replay.transitions import Batch
-from quarl_export.networks import NetworkSpec
+from quarl_export.networks import NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
 
 OBSERVATION = ObservationSpec(key="observation", shape=(3,))
@@ -21,8 +21,11 @@ def config(**changes):
     return make_config("CartPole-v1", asked={**small, **changes})
 
 
-def policy(seed=0, hidden=(8,)):
-    return QatPolicy(NetworkSpec(observations=(OBSERVATION,), action=ACTION, hidden=hidden), seed=seed, normalize=True)
+def policy(seed=0, hidden=(8,), **quantization):
+    spec = NetworkSpec(
+        observations=(OBSERVATION,), action=ACTION, hidden=hidden, quantization=QuantizationSpec(**quantization)
+    )
+    return QatPolicy(spec, seed=seed, normalize=True)
 
 
 def batch(steps=4, size=5, seed=0):

@@ -1,5 +1,6 @@
 """`quarl-edge evaluate` shows what the device's evaluation gives, for any head."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import main
+from quarl_export.metadata import attach
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -34,3 +36,13 @@ def test_a_continuous_policy_as_text(capsys):
 def test_a_policy_of_another_space_is_one_line(capsys):
     assert main(["evaluate", str(DATA / "pendulum.tflite"), "--env", "MountainCarContinuous-v0"]) == 22
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_file_without_an_environment_is_told_the_next_command(capsys, tmp_path):
+    policy = read_policy_path(DATA / "pendulum.tflite")
+    path = tmp_path / "nameless.tflite"
+    contract = dataclasses.replace(policy.contract, env_id="", env_kwargs={})
+    path.write_bytes(attach(policy.data, contract, policy.golden, policy.provenance))
+    assert main(["evaluate", str(path)]) == 2
+    assert f"quarl-edge evaluate {path} --env ID" in capsys.readouterr().err
+    assert main(["evaluate", str(path), "--env", "Pendulum-v1", "--episodes", "1"]) == 0

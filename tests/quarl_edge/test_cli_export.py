@@ -66,9 +66,32 @@ def test_a_page_and_an_edge_tpu_verdict_beside_the_file(tmp_path, capsys, record
         "--edge-tpu", "--io", "int8",
     )  # fmt: skip
     assert code == 0
-    assert Path(told["report"]).read_text().startswith("<!")
+    html = Path(told["report"]).read_text()
+    assert html.startswith("<!")
+    assert "<title>m.tflite against m.tflite in float32</title>" in html
+    assert f"<code>{tmp_path / 'm.tflite'}</code>" in html
     assert told["edge_tpu"]["compiler"] is None
     assert isinstance(told["edge_tpu"]["compatible"], bool)
+
+
+def test_doubtful_statistics_are_shown_in_text_and_json(tmp_path, capsys):
+    trained = ZIP.parents[1] / "trained"
+    words = [
+        tmp_path / "m.tflite", "--from", trained / "td3_pendulum.zip", "--scheme", "float32", "--env", "Pendulum-v1",
+        "--steps", 100, "--vecnormalize", trained / "ppo_pendulum.vecnormalize.pkl",
+    ]  # fmt: skip
+    code, told, _ = run(capsys, *words)
+    assert code == 0
+    assert "another agent's" in told["warnings"][0]
+    assert main(["export", *map(str, words)]) == 0
+    assert "WARNING" in capsys.readouterr().out.splitlines()[2]
+
+
+def test_a_layer_that_needs_float_is_refused_with_the_words_that_keep_it(tmp_path, capsys, recorded):
+    source = ZIP.parents[1] / "keras3" / "elu.keras"
+    code, told, _ = run(capsys, tmp_path / "m.tflite", "--from", source, "--calibrate", recorded)
+    assert code == 13
+    assert "--keep-float hidden_elu; or" in told["error"]["hint"]
 
 
 def test_a_float_file_needs_no_calibration(tmp_path, capsys):
@@ -133,6 +156,13 @@ def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys)
     assert code == 0
     assert "Q03" in told["forced"]
     assert "Q03" in read_policy_path(model).provenance["forced"]
+    page = tmp_path / "page"
+    assert main(["export", *map(str, words), "--force", "--report", str(page)]) == 0
+    first = capsys.readouterr().out.splitlines()[2]
+    assert "FORCED" in first
+    assert "Q03" in first
+    html = (page / "index.html").read_text()
+    assert f"{model} was written with --force" in html
 
 
 def test_returns_decide_where_there_is_an_environment_and_zero_episodes_leave_them_out(tmp_path, capsys, recorded):

@@ -60,6 +60,7 @@ def test_what_is_wrong_has_a_row_and_what_is_right_has_none():
     assert rows["audits"].startswith("1 of 3 pushes differed")
     assert rows["refused blocks"].startswith("1 with error 21, 2 with error 34")
     assert audit_rows(3, 0) == refused_rows({}) == []
+    assert "too odd" in dict(train_rows(CONFIG, result(conversion_reason="too odd")))["converted"]
 
 
 def test_the_line_to_resume_is_shown_where_it_works(tmp_path, capsys):
@@ -84,10 +85,10 @@ def test_the_object_of_train_is_json(tmp_path):
 
 REPORT = DemoReport(
     env="CartPole-v1", algorithm="dqn", seed=0, solved=True, wall_s=12.0, train_s=1.0, env_steps=3000, updates=4800,
-    updates_per_s=4800.0, actor_steps_per_s=3000.0, pushes=76, audited=2, audit_failures=0, push_ms_p50=5.5,
-    prepare_ms_p50=1.6, int8_return_mean=500.0, float_return_mean=500.0, fresh_return_mean=499.0, judgements=9,
-    last_return_mean=500.0, episodes=20, episode_seed=1000, goal_return=475.0, policy_bytes=8864, float_bytes=21520,
-    act_us_p50=1.6, runtime="litert", machine="this", model="model.tflite", run="runs/x",
+    updates_per_s=4800.0, actor_steps_per_s=3000.0, pushes=76, audited=2, audit_failures=0, conversion_reason="",
+    push_ms_p50=5.5, prepare_ms_p50=1.6, int8_return_mean=500.0, float_return_mean=500.0, fresh_return_mean=499.0,
+    judgements=9, last_return_mean=500.0, episodes=20, episode_seed=1000, goal_return=475.0, policy_bytes=8864,
+    float_bytes=21520, act_us_p50=1.6, runtime="litert", machine="this", model="model.tflite", run="runs/x",
 )  # fmt: skip
 
 

@@ -187,3 +187,28 @@ def test_the_last_episode_of_a_judgement_has_a_valid_seed():
 def test_a_stored_value_that_does_not_hold_is_named():
     with pytest.raises(CheckpointError, match="steps = 'x'"):
         TrainConfig.from_json({**MINIMAL.to_json(), "steps": "x"})
+
+
+@pytest.mark.parametrize("name", ["head_output", "runtime", "algorithm"])
+def test_choices_name_what_there_is(name):
+    with pytest.raises(UsageError, match=f"{name} = 'int9': expected one of"):
+        make_config("CartPole-v1", settings=[f"{name}=int9"])
+
+
+@pytest.mark.parametrize("name", ["weight_bits", "activation_bits"])
+@pytest.mark.parametrize("bits", [1, 9, "many"])
+def test_bits_are_2_to_8(name, bits):
+    with pytest.raises(UsageError, match=name):
+        make_config("CartPole-v1", settings=[f"{name}={bits}"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"), [("activation_bits=7", "whole level"), ("head_output=int16", "no kernel")]
+)
+def test_what_an_older_runtime_cannot_compute_is_refused_at_the_start(setting, says):
+    assert make_config("CartPole-v1", settings=[setting])
+    with pytest.raises(UsageError, match=says):
+        make_config("CartPole-v1", settings=[setting, "runtime=tflite-2.14"])
+    with pytest.raises(UsageError, match=says):
+        make_config("CartPole-v1", settings=[setting]).check_kernels("tflite-2.14")
+    assert make_config("CartPole-v1", settings=["weight_bits=2", "head_output=float32", "runtime=tflite-2.14"])

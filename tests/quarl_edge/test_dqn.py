@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
-from learner_factory import batch, config, policy
+from learner_factory import CONTRACT, batch, config, policy
 
 from quarl_device.errors import CheckpointError
 from quarl_edge.learner.dqn import Dqn
 from quarl_edge.replay.transitions import Batch
+from quarl_export.file_runner import run_file
+from quarl_export.qat_template import QatTemplate
 
 
 def one_by_one(whole, k):
@@ -91,6 +93,33 @@ def test_it_learns_a_bandit():
         )  # fmt: skip
     values = algorithm.policy.model(batch(seed=99).observation[0], training=False).numpy()
     np.testing.assert_allclose(values, np.tile([0.0, 1.0], (5, 1)), atol=0.25)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"weight_bits": 4, "activation_bits": 4},
+        {"weight_bits": 6, "activation_bits": 6, "head_output": "int16"},
+        {"weight_bits": 3, "head_output": "float32"},
+    ],
+)
+def test_the_file_of_a_network_of_few_bits_acts_as_it_has_learned(quantization):
+    """The sign of the first value decides which of two actions pays."""
+    algorithm = Dqn(config(learning_rate=0.01), policy(hidden=(16, 16), center_q=True, **quantization))
+    for seed in range(150):
+        sample = batch(size=32, seed=seed)
+        reward = (sample.action == (sample.observation[..., 0] > 0)).astype(np.float32)
+        algorithm.update(
+            Batch(
+                observation=sample.observation, action=sample.action, reward=reward,
+                discount=np.zeros_like(reward), next_observation=sample.next_observation,
+            )
+        )  # fmt: skip
+    seen = batch(steps=1, size=300, seed=999).observation[0]
+    algorithm.policy.head_range_from(seen)
+    template = QatTemplate.from_model(algorithm.policy, CONTRACT, seen[:8])
+    found = run_file(template.patch(algorithm.policy.snapshot()), template.contract, {"observation": seen})["q_values"]
+    assert np.mean(found.argmax(axis=1) == (seen[:, 0] > 0)) > 0.85
 
 
 def test_restoring_goes_on_exactly():

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quarl_device.policy_file import read_policy
 from quarl_edge import cli
+from quarl_export.metadata import attach
 
 DATA = Path(__file__).parents[1] / "data"
 FLOAT, INT8 = DATA / "reports" / "dueling_float.tflite", DATA / "reports" / "dueling_int8.tflite"
@@ -59,6 +61,67 @@ def test_inspect_with_a_compiler_shows_what_stays_on_the_cpu(capsys, monkeypatch
     assert (tmp_path / "policy_edgetpu.tflite").exists()
 
 
+def test_inspect_of_a_source_lists_the_layers_that_keep_float_takes(capsys):
+    data = result(capsys, "inspect", DATA / "keras3" / "elu.keras")
+    assert [(row["name"], row["kind"]) for row in data["layers"]] == [
+        ("hidden", "dense"), ("hidden_elu", "elu"), ("q_values", "dense"),
+    ]  # fmt: skip
+    assert data["layers"][0]["parameters"] == 4 * 8 + 8
+    assert data["keep_float"] == ["hidden_elu"]
+    status, out, _ = run(capsys, "inspect", DATA / "keras3" / "elu.keras")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines() if "needs --keep-float" in line] == ["hidden_elu"]
+
+
+def test_inspect_of_an_agent_shows_what_is_doubtful(capsys):
+    trained = DATA / "trained"
+    words = ["inspect", trained / "sac_pendulum.zip", "--vecnormalize", trained / "ppo_pendulum.vecnormalize.pkl"]
+    assert "another agent's" in result(capsys, *words)["warnings"][0]
+    assert "! the statistics do not make" in run(capsys, *words)[1]
+
+
+def test_layers_of_a_float_file_are_listed_on_demand(capsys):
+    assert "ops" in result(capsys, "inspect", FLOAT, "--no-load")
+    layers = result(capsys, "inspect", FLOAT, "--layers")["layers"]
+    assert {"dense", "mean"} <= {row["kind"] for row in layers}
+
+
+def test_compare_notices_swapped_files_and_gives_the_command(capsys):
+    status, _, err = run(capsys, "compare", INT8, FLOAT)
+    assert status == 2
+    assert f"{INT8} is int8 and {FLOAT} is float32: the float file comes first" in err
+    assert f"quarl-edge compare {FLOAT} {INT8}" in err
+
+
+@pytest.fixture
+def forced_file(tmp_path):
+    """The int8 file as --force would have marked it."""
+    data = INT8.read_bytes()
+    policy = read_policy(data)
+    marked = attach(data, policy.contract, policy.golden, {**policy.provenance, "forced": ["Q10", "Q11"]})
+    path = tmp_path / "forced.tflite"
+    path.write_bytes(marked)
+    return path
+
+
+def test_a_forced_file_says_so_wherever_it_is_looked_at(capsys, tmp_path, forced_file):
+    assert result(capsys, "inspect", forced_file, "--no-load")["forced"] == ["Q10", "Q11"]
+    assert run(capsys, "inspect", forced_file, "--no-load")[1].startswith("! FORCED: written with --force although")
+    words = ["compare", FLOAT, forced_file, "--rows", "8"]
+    compared = result(capsys, *words, "--report", tmp_path / "page")
+    assert (compared["int8"]["forced"], compared["float"]["forced"]) == (["Q10", "Q11"], [])
+    assert compared["findings"][0]["code"] == "R10"
+    assert "! R10" in run(capsys, *words)[1]
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "written with --force although these checks failed: Q10, Q11" in page
+    assert str(forced_file) in page
+
+
+def test_a_file_that_was_not_forced_does_not_say_so(capsys):
+    assert result(capsys, "inspect", INT8, "--no-load")["forced"] == []
+    assert "R10" not in run(capsys, "compare", FLOAT, INT8, "--rows", "8")[1]
+
+
 def test_compare_json(capsys):
     data = result(capsys, "compare", FLOAT, INT8, "--rows", "40")
     assert set(data) >= {"action_agreement", "max_abs_error", "mean_abs_error", "layers", "saturation"}
@@ -87,6 +150,10 @@ def test_compare_with_recorded_observations(capsys, tmp_path):
     [
         (["inspect", "none.tflite"], 10, "not found"),
         (["inspect"], 2, "issing argument 'model'"),
+        (["inspect", DATA], 10, "no policy that is known in the directory"),
+        (["inspect", DATA / "keras3" / "lambda.keras"], 18, "Lambda"),
+        (["inspect", DATA / "sb3" / "a2c_narrow.zip"], 2, "--vecnormalize FILE"),
+        (["inspect", INT8, "--layers"], 16, "quantized"),
         (["compare", FLOAT, "none.tflite"], 10, "not found"),
         (["compare", FLOAT, DATA / "cartpole.tflite"], 2, "observe different things"),
         (["compare", FLOAT, INT8, "--env", "Nowhere-v0"], 20, "Nowhere-v0"),

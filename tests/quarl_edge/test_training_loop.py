@@ -212,7 +212,9 @@ def impatient(monkeypatch):
 class Setting:
     """A loop and its doubles."""
 
-    def __init__(self, *, returns=(10.0,), progression=None, auditor=None, actors=None, **settings):
+    def __init__(
+        self, *, returns=(10.0,), progression=None, auditor=None, actors=None, conversion_reason="", **settings
+    ):
         small = {
             "hidden": (4,), "batch_size": 8, "updates_per_call": 4, "samples_per_insert": 8.0, "learning_starts": 32,
             "push_period_updates": 8, "evaluate_period_pushes": 2, "steps": 2_000, "goal_return": None,
@@ -234,6 +236,7 @@ class Setting:
             auditor=self.auditor, keeper=self.keeper, normalizer=SimpleNamespace(pending=False),
             metrics=self.metrics, progress=self.progress, stop=self.stop,
             env_steps=lambda: self.world.env_steps, check_broker=self._check_broker, actors=actors,
+            conversion_reason=conversion_reason,
         )  # fmt: skip
         self.loop = TrainingLoop(parts, progression or Progression())
 
@@ -487,3 +490,13 @@ def test_the_status_says_what_the_next_call_waits_for():
     setting = Setting(steps=300)
     setting.run()
     assert any("waiting for actors" in status.blocked for status in setting.progress.statuses)
+
+
+@pytest.mark.parametrize("reason", ["", "too odd"])
+def test_a_run_whose_pushes_are_converted_says_so(reason):
+    setting = Setting(conversion_reason=reason, steps=400)
+    setting.loop._account.show()
+    assert setting.run().conversion_reason == reason
+    assert {row["pushes/converted"] for _, row in setting.metrics.rows if "pushes/converted" in row} == {
+        float(bool(reason))
+    }

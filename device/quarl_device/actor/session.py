@@ -109,6 +109,7 @@ class ActorSession:
         self._in_flight_bytes = 0
         self._link_up = False
         self._learner_online = False
+        self._learner_left = False  # it said goodbye, or its will did: a late ack does not bring it back
         self._learner_beat = -1
         self._learner_heard_s = 0.0
         self._lockstep = False
@@ -161,6 +162,7 @@ class ActorSession:
         if epoch != self.epoch or not self._learner_online:
             return False
         self._learner_online = False
+        self._learner_left = True
         return True
 
     def policy_accepted(self, epoch: int, version: int) -> None:
@@ -194,7 +196,7 @@ class ActorSession:
                 return False
             # The learner may know blocks of an earlier life that a power cut took from here.
             inserted, durable = self._outbox.end - 1, min(durable, self._outbox.end - 1)
-        self._learner_online = True
+        self._learner_online = not self._learner_left
         self._learner_heard_s = now_s
         self._known_inserted = max(self._known_inserted, inserted)
         # Credit counts from `inserted`. Blocks that are held no longer use none: the next one sent says so.
@@ -347,7 +349,7 @@ class ActorSession:
             self._offline_s = now_s - self._offline_since_s
 
     def _heard(self, beat: int, now_s: float) -> None:
-        self._learner_online = True
+        self._learner_online, self._learner_left = True, False
         self._learner_beat = beat
         self._learner_heard_s = now_s
 

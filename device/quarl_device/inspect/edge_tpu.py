@@ -125,7 +125,8 @@ def _shapes(graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 code="E24", severity="warning", tensor=tensor.name,
                 message=f"input {name!r} has a free batch in its signature; stored is {list(tensor.shape)}",
-                mend="convert with batch size 1, if the compiler complains of dynamic tensors",
+                mend="the compiler decides: quarl-edge inspect MODEL --edge-tpu; where it speaks of dynamic tensors, "
+                "convert with batch size 1",
             )  # fmt: skip
         if sum(n > 1 for n in tensor.shape[:-3]):
             yield Finding(

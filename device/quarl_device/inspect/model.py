@@ -16,7 +16,7 @@ from quarl_device.inspect.op_versions import TARGETS, Loadability, loadability
 from quarl_device.inspect.probe import Probe, probe
 from quarl_device.inspect.tensors import Size, describe_operator, describe_tensor, measure, scheme_of
 from quarl_device.lint import check_runnable
-from quarl_device.policy_file import METADATA_NAME, PolicyFile, read_policy
+from quarl_device.policy_file import METADATA_NAME, PolicyFile, forced_checks, read_policy
 
 MAX_INSPECT_BYTES = 512 * 1024 * 1024
 _NO_CONTRACT = "no policy contract in the file: quarl-edge export writes one"
@@ -55,6 +55,11 @@ class Inspection:
     probes: tuple[Probe, ...]
 
     @property
+    def forced(self) -> tuple[str, ...]:
+        """Codes of the checks that the file was written in spite of."""
+        return () if self.policy is None else forced_checks(self.policy.provenance)
+
+    @property
     def min_runtime_version(self) -> str:
         """The TFLite release that the converter wrote into the file, "" where it wrote none."""
         content = self.graph.metadata_bytes("min_runtime_version")
@@ -73,6 +78,7 @@ class Inspection:
             **asdict(self.size),
             "contract": None if self.policy is None else self.policy.contract.to_json(),
             "contract_hint": self.contract_hint,
+            "forced": list(self.forced),
             "golden_vectors": 0 if self.policy is None else self.policy.golden.rows,
             "provenance": None if self.policy is None else dict(self.policy.provenance),
             "inputs": [describe_tensor(graph.tensors[n]) for n in graph.inputs],
@@ -137,7 +143,7 @@ def inspect_bytes(
         contract_hint=hint,
         lint=_lint(graph),
         edge_tpu=judge(graph),
-        table=loadability(graph.operators),
+        table=loadability(graph.operators, graph.tensors),
         probes=tuple(try_runtime(data, runtime) for runtime in TARGETS) if load else (),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quarl_device.flatbuffer import Operator
+from quarl_device.flatbuffer import Operator, Tensor
 
 Release = tuple[int, ...]
 
@@ -80,6 +80,10 @@ TARGETS: Mapping[str, tuple[str, Release]] = {
 }
 
 
+# Its kernel of the same version refuses int8 to int16 when it is prepared; that of LiteRT 2.3 does not.
+_NARROW: Release = (2, 14)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loadability:
     """Whether a runtime has every operator version of a file, by the table.
@@ -105,12 +109,19 @@ def since(name: str, version: int) -> Release | None:
     return tuple(int(part) for part in releases[version - 1].split("."))
 
 
-def loadability(operators: Sequence[Operator]) -> tuple[Loadability, ...]:
-    """Return the table's answer for each runtime of `TARGETS`."""
-    return tuple(_judge(operators, runtime, label, has) for runtime, (label, has) in TARGETS.items())
+def loadability(operators: Sequence[Operator], tensors: Sequence[Tensor] = ()) -> tuple[Loadability, ...]:
+    """Return the table's answer for each runtime of `TARGETS`.
+
+    Args:
+        operators: of the file.
+        tensors: of the file, whose types some kernels go by; without them only versions count.
+    """
+    return tuple(_judge(operators, tensors, runtime, label, has) for runtime, (label, has) in TARGETS.items())
 
 
-def _judge(operators: Sequence[Operator], runtime: str, label: str, has: Release) -> Loadability:
+def _judge(
+    operators: Sequence[Operator], tensors: Sequence[Tensor], runtime: str, label: str, has: Release
+) -> Loadability:
     unknown = ""
     for operator in operators:
         first = since(operator.name, operator.version)
@@ -124,4 +135,14 @@ def _judge(operators: Sequence[Operator], runtime: str, label: str, has: Release
         elif first[:2] > has:
             needs = ".".join(str(part) for part in first)
             return Loadability(runtime=runtime, version=label, loads=False, reason=f"{where} needs TFLite {needs}")
+        elif has <= _NARROW and _widens(operator, tensors):
+            reason = f"{where} from int8 to int16 has no kernel there"
+            return Loadability(runtime=runtime, version=label, loads=False, reason=reason)
     return Loadability(runtime=runtime, version=label, loads=None if unknown else True, reason=unknown)
+
+
+def _widens(operator: Operator, tensors: Sequence[Tensor]) -> bool:
+    """Whether `operator` turns int8 into int16."""
+    if operator.name != "QUANTIZE" or not tensors:
+        return False
+    return (tensors[operator.inputs[0]].dtype, tensors[operator.outputs[0]].dtype) == ("int8", "int16")

@@ -44,6 +44,8 @@ def size(count: int) -> str:
 
 def _head(inspection: Inspection) -> Iterator[str]:
     measured = inspection.size
+    if inspection.forced:
+        yield f"! FORCED: written with --force although these checks failed: {shown(', '.join(inspection.forced), 100)}"
     yield f"{inspection.path or 'model'}  {size(inspection.bytes)}, {inspection.scheme}"
     yield f"  sha256      {inspection.sha256}"
     yield (
@@ -53,9 +55,6 @@ def _head(inspection: Inspection) -> Iterator[str]:
     if inspection.min_runtime_version:
         maker = shown(inspection.graph.description) or "-"
         yield f"  converter   {maker}, asks for TFLite {shown(inspection.min_runtime_version)}"
-    forced = inspection.policy.provenance.get("forced") if inspection.policy is not None else None
-    if isinstance(forced, list) and forced:
-        yield f"  forced      written although these checks failed: {shown(', '.join(map(str, forced)), 100)}"
     yield "  quarl acts  " + ("yes" if not inspection.lint else f"NO: {shown(inspection.lint, 300)}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from quarl_export.npz import read_npz
 _MAX_MAGNITUDE = 1e18
 MAX_ROWS = 10_000
 MIN_ROWS = 2
+_NAMELESS = ("observation", "arr_0")
+_SHOWN_NAMES = 8
 # Marks in an npz, bool and integer ``[rows]``, that say where episodes begin or which one a row is of.
 START, EPISODE = "start", "episode"
 
@@ -109,7 +111,8 @@ class CalibrationData:
 def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
     """Read calibration data from an npz file with one array per observation key.
 
-    An npz with a single array, or an npy file's array inside it, serves a policy with a single key whatever its name.
+    A single array serves a policy with a single key under its key, the name "observation", or none at all: see
+    `by_single_key`.
     An array `start`, bool ``[rows]``, may say which rows begin an episode, or `episode`, integer ``[rows]``, which one
     each row is of; whole episodes are then held out.
 
@@ -121,9 +124,24 @@ def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
     keys = [spec.key for spec in contract.observations]
     source = f"npz {path.name}"
     marks = {name: arrays.pop(name) for name in (START, EPISODE) if name in arrays and name not in keys}
-    if len(keys) == len(arrays) == 1:
-        arrays = {keys[0]: next(iter(arrays.values()))}
-    return CalibrationData.checked(contract, arrays, source=source, episodes=_episodes(marks, source))
+    named = by_single_key(arrays, keys)
+    return CalibrationData.checked(contract, named, source=source, episodes=_episodes(marks, source))
+
+
+def by_single_key(arrays: Mapping[str, NDArray[Any]], keys: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+    """Return the only array of a file under the only key of a policy, where its name claims nothing else.
+
+    Args:
+        arrays: by their names in the file.
+        keys: that the policy observes.
+
+    Returns:
+        `arrays`, or the only one renamed: from the key of environments without keys, or from NumPy's own name for an
+        array without one. An array that was given another name is another observation.
+    """
+    if len(keys) == len(arrays) == 1 and next(iter(arrays)) in _NAMELESS:
+        return {keys[0]: next(iter(arrays.values()))}
+    return arrays
 
 
 def _episodes(marks: Mapping[str, NDArray[Any]], source: str) -> NDArray[np.int64] | None:
@@ -159,7 +177,11 @@ def _unjoined(spec: ObservationSpec, array: NDArray[Any]) -> NDArray[Any]:
 
 def _key_rows(spec: ObservationSpec, arrays: Mapping[str, Any], source: str) -> NDArray[Any]:
     if spec.key not in arrays:
-        raise UsageError(f"{source}: no array {spec.key!r}, found {', '.join(sorted(arrays)) or 'none'}")
+        found = ", ".join(repr(name[:64]) for name in sorted(arrays)[:_SHOWN_NAMES]) or "none"
+        raise UsageError(
+            f"{source}: no array {spec.key!r}, which the policy observes; found {found}",
+            hint=f"name it so when saving: numpy.savez(path, **{{{spec.key!r}: rows}})",
+        )
     array = _unjoined(spec, np.asarray(arrays[spec.key]))
     shape = observation_shape(spec)
     if array.dtype.kind not in "fiub":

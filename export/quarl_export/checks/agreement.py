@@ -57,17 +57,22 @@ def check_parity(subject: Subject, *, decided: bool = False) -> CheckResult:
     if subject.network is None:
         return _float_parity(subject, advisory=decided and subject.options.scheme in _PRICED)
     reference = subject.network.run(subject.network.normalized(subject.observations))
-    # Float layers are summed in float32 by the file, in another order.
-    limit = max(parity_limit_lsb(subject.policy.graph), int(bool(subject.network.plan.floats)))
-    worst, off, beyond = 0.0, 0.0, 0.0
+    # Float layers are summed in float32 by the file, in another order; the multiplier of an int16 kernel has 16 bits.
+    plan = subject.network.plan
+    limit = max(parity_limit_lsb(subject.policy.graph), int(bool(plan.floats or plan.options.wide_outputs)))
+    tie = _TIE_LSB * 2 ** (8 - plan.options.activation_bits)
+    worst, off, beyond, ties = 0.0, 0.0, 0.0, 0.0
     for role, values in subject.file_outputs.items():
         step = subject.steps[role] or 1e-4 * max(1.0, float(np.abs(reference[role]).max()))
         errors = np.rint(np.abs(values.astype(np.float64) - reference[role].reshape(values.shape)) / step)
+        # A step of the layers before is one of an int8 output, and many of a finer one.
+        finer = max(1.0, float(np.abs(reference[role]).max()) / (255 * step))
         worst, off = max(worst, float(errors.max())), max(off, float((errors > 0).mean()))
         beyond = max(beyond, float((errors > limit).mean()))
+        ties = max(ties, float(errors.max()) / (limit + tie * finer))
     return CheckResult(
         code="Q09",
-        passed=worst <= limit or (worst <= limit + _TIE_LSB and beyond <= _TIES),
+        passed=worst <= limit or (ties <= 1.0 and beyond <= _TIES),
         value=worst,
         limit=float(limit),
         message=f"at most {worst:.0f} LSB off the fake-quantized network, {off:.2%} of outputs, {subject.judged_on}",

@@ -195,7 +195,11 @@ def _operation(name: str, class_name: str, entry: Mapping[str, Any]) -> str:
     if class_name == "TFOpLambda":
         function = str(entry["config"]["function"])
         table, called = KERAS2_OPERATIONS, f"tf.{function}"
-    elif module.startswith("keras.src.ops") or class_name in ("SlicingOpLambda", "TensorFlowOpLayer"):
+    elif (
+        module.startswith("keras.src.ops")
+        or class_name in ("SlicingOpLambda", "TensorFlowOpLayer")
+        or _is_legacy_operation(class_name, entry)
+    ):
         function = class_name
         table, called = KERAS3_OPERATIONS, f"the operation {class_name}"
     else:
@@ -203,6 +207,17 @@ def _operation(name: str, class_name: str, entry: Mapping[str, Any]) -> str:
     if function not in table:
         raise UnsupportedModel(f"layer {name!r} calls {called[:120]}, which is not read", hint=alternative(class_name))
     return table[function]
+
+
+def _is_legacy_operation(class_name: str, entry: Mapping[str, Any]) -> bool:
+    """Return whether a layer in an `.h5` of Keras 3, which names no modules, is an operation and not a layer.
+
+    Some have the name of a layer; that one takes its tensors as a list, the operation one by one.
+    """
+    calls = [node for node in entry.get("inbound_nodes") or [] if isinstance(node, Mapping)]
+    if "module" in entry or not calls or class_name not in KERAS3_OPERATIONS:
+        return False
+    return class_name not in LAYERS or len(calls[0]["args"]) > 1 or "newshape" in entry["config"]
 
 
 def _function(layer: str, value: Any) -> str:

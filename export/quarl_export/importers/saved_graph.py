@@ -13,9 +13,14 @@ from typing import Any
 from quarl_device.errors import UnsafeSource, UnsupportedModel
 
 _HINT = "convert the acting function to a float .tflite where you trust the file, and import that"
+_MEMORY_HINT = (
+    "it is one of a recurrent network: a policy file has no memory between calls, so stack frames and train a "
+    "feed-forward network"
+)
 _INIT_SIGNATURE = "__saved_model_init_op"
 _INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
 _OBJECTS = frozenset({"user_object", "variable", "function", "bare_concrete_function", "constant", "captured_tensor"})
+_OWN_CONSTANT = "tf.TrackableConstant"
 _INITIALIZERS = frozenset({"_initialize", "_create_resource", "_destroy_resource", "initializer", "_initializer"})
 
 _PLUMBING = frozenset({
@@ -102,7 +107,9 @@ def _check_objects(objects: Any, what: str) -> None:
         kind = node.WhichOneof("kind") or "nothing"
         if kind not in _OBJECTS:
             raise _unsafe(what, f"holds an object of kind {kind}, which the loader initializes or which reads files")
-        if node.saveable_objects or node.registered_name or node.registered_saver:
+        # Of TensorFlow itself: a constant that Keras 3 exports, read from its node.
+        own = kind == "constant" and node.registered_name == _OWN_CONSTANT
+        if node.saveable_objects or (node.registered_name and not own) or node.registered_saver:
             raise _unsafe(what, "holds an object that restores itself by functions of its own")
         names = _INITIALIZERS & {child.local_name for child in node.children}
         if names:
@@ -159,7 +166,10 @@ def _check_operators(
 ) -> None:
     for node in nodes:
         if node.op not in allowed:
-            raise _unsafe(what, f"has the operator {node.op[:80]}, which is none of those that policies compute with")
+            raise UnsafeSource(
+                f"{what} has the operator {node.op[:80]}, which is none of those that policies compute with",
+                hint=_MEMORY_HINT if node.op.startswith("TensorList") else _HINT,
+            )
         for value in node.attr.values():
             for function in (value.func, *value.list.func):
                 # A name that is no function of the file could be an operator's.

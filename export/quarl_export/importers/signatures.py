@@ -2,8 +2,8 @@
 
 Such a directory holds several functions (act, initial state, train step, ...); only the acting one is taken. Loading a
 SavedModel runs parts of it, so the whole file is checked first, as data, against a list of what may be in it
-(`saved_graph`). What TensorFlow's converter then loads is a copy of what was checked, in a directory of our own; the
-float file that comes out is imported.
+(`saved_graph`). What TensorFlow's converter then loads is a copy of what was checked, in a directory of our own and in
+a process with a cap on its memory (`saved_convert`); the float file that comes out is imported.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from quarl_device.errors import ConversionError, ModelFileError, UnsupportedModel, UsageError
+from quarl_device.errors import ModelFileError, UnsupportedModel, UsageError
 from quarl_device.files import read_capped
 from quarl_export.importers.hdf5 import MAX_FILE_BYTES
 from quarl_export.importers.options import ImportOptions
+from quarl_export.importers.saved_convert import convert_saved_model
 from quarl_export.importers.saved_graph import check_saved_graph
 from quarl_export.importers.tflite_float import import_tflite
 from quarl_export.ir.policy_graph import ImportedPolicy
-from quarl_export.keras2 import tf
-from quarl_export.silence import without_tensorflow_noise
 
 _MODEL = "saved_model.pb"
 _MAX_MODEL_BYTES = 1 << 28
@@ -41,7 +40,7 @@ def read_signature(path: Path, *, options: ImportOptions) -> ImportedPolicy:
         ModelFileError: unreadable or damaged.
         UsageError: no such signature, or several and none of the usual names.
         UnsafeSource: anything in the file could do more than compute, whether the signature reaches it or not.
-        ConversionError: TensorFlow cannot convert it.
+        ConversionError: TensorFlow cannot convert it, or not within a cap on memory and time.
         QuarlError: see `import_tflite`.
     """
     what = f"SavedModel {path.name}"
@@ -53,8 +52,8 @@ def read_signature(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     with tempfile.TemporaryDirectory() as folder:
         # What was checked, not whatever the path holds by now or the loader would prefer.
         (Path(folder) / _MODEL).write_bytes(model.SerializeToString())
-        _copy_variables(path / "variables", Path(folder) / "variables", what)
-        data = _convert(Path(folder), name, what)
+        stored = _copy_variables(path / "variables", Path(folder) / "variables", what)
+        data = convert_saved_model(Path(folder), name, weight_bytes=stored + len(content), what=what)
     return import_tflite(data, options=options, name=path.name, kind=f"SavedModel signature {name}")
 
 
@@ -72,7 +71,8 @@ def _saved_model(content: bytes, what: str) -> Any:
     return model
 
 
-def _copy_variables(source: Path, target: Path, what: str) -> None:
+def _copy_variables(source: Path, target: Path, what: str) -> int:
+    """Copy the variables and return how many bytes they are."""
     try:
         files = [file for file in sorted(source.glob("variables.*")) if file.is_file()]
         if len(files) > _MAX_FILES or sum(file.stat().st_size for file in files) > MAX_FILE_BYTES:
@@ -80,6 +80,7 @@ def _copy_variables(source: Path, target: Path, what: str) -> None:
         target.mkdir()
         for file in files:
             shutil.copyfile(file, target / file.name)
+        return sum(file.stat().st_size for file in target.iterdir())
     except OSError as error:
         raise ModelFileError(f"{what}: its variables cannot be read: {error.strerror or error}") from error
 
@@ -98,18 +99,3 @@ def _choose(names: list[str], wanted: str, what: str) -> str:
     if not usual and len(names) > 1:
         raise UsageError(f"{what} has the signatures {names}: say which one acts")
     return usual[0] if usual else names[0]
-
-
-def _convert(path: Path, signature: str, what: str) -> bytes:
-    try:
-        with without_tensorflow_noise():
-            converter = tf.lite.TFLiteConverter.from_saved_model(str(path), signature_keys=[signature])
-            data: bytes = converter.convert()
-    # The loader and the converter raise what they like.
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        raise ConversionError(
-            f"{what}: TensorFlow cannot convert the signature {signature!r}: "
-            f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
-        ) from error
-    return data

@@ -21,6 +21,7 @@ from quarl_device.files import read_capped
 from quarl_export.importers.assemble import assemble
 from quarl_export.importers.functional import FlatModel, Place, flatten_model
 from quarl_export.importers.hdf5 import count_numbers, open_hdf5, parse_json, read_hdf5, read_json_attribute
+from quarl_export.importers.keras3_h5 import read_keras3_h5
 from quarl_export.importers.keras_classes import ALIASES, LAYERS, MODELS
 from quarl_export.importers.keras_config import LayerConfig, ModelConfig, parse_model
 from quarl_export.importers.keras_declared import check_declared
@@ -72,7 +73,7 @@ def import_keras_model(
 
 
 def read_h5(path: Path, *, options: ImportOptions) -> ImportedPolicy:
-    """Return the policy in an `.h5` file that tf_keras (or Keras 2) saved whole.
+    """Return the policy in an `.h5` file that tf_keras, Keras 2 or Keras 3 saved whole.
 
     Raises:
         ModelFileError: unreadable, damaged, or weights alone.
@@ -84,6 +85,8 @@ def read_h5(path: Path, *, options: ImportOptions) -> ImportedPolicy:
         config = read_json_attribute(file, "model_config", what=what)
         version, stored = str(file.attrs.get("keras_version", ""))[:40], count_numbers(file)
         names = _weighted_layers(file)
+        if config is not None and version.startswith("3."):
+            return read_keras3_h5(file, config, path=path, version=version, options=options)
     if config is None:
         raise ModelFileError(
             f"{what} holds weights alone, no model",

@@ -12,10 +12,10 @@ from quarl_device.contract import PolicyContract
 from quarl_device.errors import ModelFileError, UnsupportedModel
 from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, read_graph
-from quarl_device.lint import check_runnable
 from quarl_device.policy_file import METADATA_NAME, decode_metadata
 from quarl_device.runtime import find_runtime
 from quarl_device.wire.limits import MAX_POLICY_BYTES
+from quarl_export.file_runner import check_runs
 from quarl_export.importers.assemble import assemble
 from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.source import Arrays, SourceNetwork
@@ -58,7 +58,7 @@ def import_tflite(data: bytes, *, options: ImportOptions, name: str = "", kind: 
     contract = decode_metadata(bytes(content))[0] if content is not None else None
     inputs, outputs = _tensor_names(graph) if contract else _signature_names(graph)
     draft = lower_operators(graph, inputs={name: graph.tensors[n] for name, n in inputs.items()}, outputs=outputs)
-    check_runnable(graph)
+    check_runs(data, graph, what=name or "the file")
     source = SourceNetwork(
         kind=kind,
         draft=draft,

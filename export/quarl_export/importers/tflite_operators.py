@@ -24,7 +24,11 @@ _RECURRENT = "a policy file has no memory between calls: stack frames and train 
 _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("UNIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"), _RECURRENT),
     **dict.fromkeys(("WHILE", "CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"), _RECURRENT),
-    **dict.fromkeys(("SHAPE", "STRIDED_SLICE", "PACK"), "convert the model with a fixed batch of 1"),
+    **dict.fromkeys(
+        ("NEG", "RSQRT", "SQUARED_DIFFERENCE"),
+        "where it is part of a LayerNormalization, import the Keras file: its layer is known there",
+    ),
+    **dict.fromkeys(("GATHER", "SLICE", "STRIDED_SLICE"), "give the part of the observation a key of its own"),
 }
 
 
@@ -92,20 +96,49 @@ class _Lowering:
 
     def add(self, operator: Operator) -> None:
         """Read one operator."""
-        if operator.name not in _OPERATORS or not operator.plain or len(operator.outputs) != 1:
+        usual = operator.plain and len(operator.outputs) == 1
+        known = self._known(operator) if usual else None
+        if known is not None:
+            self._constants[operator.outputs[0]] = known
+            return
+        if operator.name not in _OPERATORS or not usual:
             raise UnsupportedModel(
                 f"operator {operator.index} ({operator.name}) of the TFLite file is not read",
                 hint=_ADVICE.get(operator.name, "import the model that the file was made of"),
             )
         (output,) = operator.outputs
-        if operator.name == "DEQUANTIZE" and operator.inputs[0] not in self._tensors:
-            self._constants[output] = self.constant(operator, 0)
-            return
         name = _OPERATORS[operator.name](self, operator)
-        shape = self._graph.tensors[output].shape
-        if math.prod(shape) != math.prod(self.builder.shapes[name]):
-            raise ModelFileError(f"operator {operator.index} ({operator.name}) gives {shape}, which it cannot")
+        tensor = self._graph.tensors[output]
+        # Behind a shape that the file computes nothing is stated.
+        stated = -1 not in tensor.shape_signature[1:]
+        if stated and math.prod(tensor.shape) != math.prod(self.builder.shapes[name]):
+            raise ModelFileError(f"operator {operator.index} ({operator.name}) gives {tensor.shape}, which it cannot")
         self._tensors[output] = name
+
+    def _known(self, operator: Operator) -> NDArray[np.float64] | None:
+        """Return what an operator gives whatever the observation is, `None` if it depends on that.
+
+        Beside weights to be widened that is the shape which Keras 3 computes before a Flatten for any size of batch:
+        SHAPE, one element of it, PACK.
+        """
+        if operator.name == "DEQUANTIZE" and operator.inputs[0] not in self._tensors:
+            return self.constant(operator, 0)
+        if operator.name == "SHAPE":
+            return np.asarray((1, *self.builder.shapes[self.tensor(operator.inputs[0])]), np.float64)
+        if operator.name == "STRIDED_SLICE" and operator.inputs[0] in self._constants:
+            return self._element(operator)
+        if operator.name == "PACK":
+            parts = [self.constant(operator, place) for place in range(len(operator.inputs))]
+            if all(part.ndim == 0 for part in parts):
+                return np.stack(parts)
+        return None
+
+    def _element(self, operator: Operator) -> NDArray[np.float64] | None:
+        """Return the one element that a STRIDED_SLICE of a vector takes, `None` if it takes more."""
+        vector, begin = self.constant(operator, 0), self.constant(operator, 1)
+        # An axis is only taken off where one element is asked for, whatever the masks.
+        one = vector.ndim == 1 and begin.shape == (1,) and self._graph.tensors[operator.outputs[0]].shape == ()
+        return vector[int(begin[0])] if one else None
 
     def number(self, operator: Operator, slot: int, default: int = 0) -> int:
         """Return an integer option."""
@@ -192,8 +225,13 @@ def _pool(kind: Kind) -> Callable[[_Lowering, Operator], str]:
 
 
 def _reshape(low: _Lowering, operator: Operator) -> str:
-    target = low._graph.tensors[operator.outputs[0]].shape
-    return reshape(low.builder, _name(operator), _single(low, operator), list(target[1:]))
+    stated = low._graph.tensors[operator.outputs[0]]
+    target = [int(size) for size in stated.shape]
+    if -1 in stated.shape_signature[1:]:
+        target = [int(size) for size in low.constant(operator, 1).ravel()]
+        if target[:1] not in ([1], [-1]):
+            raise UnsupportedModel(f"operator {operator.index} (RESHAPE) mixes the batch with other axes")
+    return reshape(low.builder, _name(operator), _single(low, operator), target[1:])
 
 
 def _arithmetic(kind: Kind, operation: str, fused: int = 0) -> Callable[[_Lowering, Operator], str]:

@@ -122,7 +122,7 @@ def _find_layers(
         kernel, bias = values.weights[f"{layer.name}/kernel"], values.weights.get(f"{layer.name}/bias")
         scales = layer_scales(layer, kernel, bias, quantizations[source].scale, options=plan.options)
         steps = np.zeros(file_shape(layer, kernel.shape), np.int8)
-        write_kernel(layer, kernel, scales, as_channels(layer, steps), bits=plan.options.weight_bits, scratch={})
+        write_kernel(layer, kernel, scales, as_channels(layer, steps), scratch={})
         tensor = _the_one(graph, steps, scales.kernel, f"the kernel of {layer.name!r}")
         operator = _user(graph, tensor)
         index = operator.inputs[2] if len(operator.inputs) > 2 else -1

@@ -19,18 +19,23 @@ from quarl_export.kernels import Scratch, as_channels, layer_scales, write_kerne
 from quarl_export.patch.places import LayerPlace, Places, float_layout
 from quarl_export.patch.values import PolicyValues, check_values, clip_bound
 from quarl_export.range_plan import RangePlan
+from quarl_export.wide import FINER
 
 _LARGE_KERNEL, _MAX_THREADS = 1 << 20, 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _LayerViews:
-    """Views on one layer's tensors, into the file's bytes; the bias is `None` where the operator has none."""
+    """Views on one layer's tensors, into the file's bytes; the bias is `None` where the operator has none.
+
+    Of a layer that reads int16 also the scale of what it reads: its own copy of the source, in finer steps.
+    """
 
     place: LayerPlace
+    wide_source_scale: NDArray[np.float32] | None
     kernel: NDArray[np.int8]
     kernel_scale: NDArray[np.float32]
-    bias: NDArray[np.int32] | None
+    bias: NDArray[np.int32] | NDArray[np.int64] | None
     bias_scale: NDArray[np.float32] | None
     scratch: Scratch = field(default_factory=dict)
 
@@ -124,12 +129,16 @@ class Writer:
         layer, options = views.place.layer, self.plan.options
         kernel, bias = weights[f"{layer.name}/kernel"], weights.get(f"{layer.name}/bias")
         scales = layer_scales(layer, kernel, bias, input_scale, options=options)
-        write_kernel(layer, kernel, scales, views.kernel, bits=options.weight_bits, scratch=views.scratch)
+        write_kernel(layer, kernel, scales, views.kernel, scratch=views.scratch)
         views.kernel_scale[:] = scales.kernel
+        finer = 1
+        if views.wide_source_scale is not None:
+            finer = FINER
+            views.wide_source_scale[0] = np.float32(input_scale) / FINER
         if views.bias is not None and views.bias_scale is not None:
-            views.bias_scale[:] = scales.bias
+            views.bias_scale[:] = (scales.bias).astype(np.float32) / finer
             if bias is not None:
-                np.copyto(views.bias, quantize_bias(bias, scales.bias), casting="unsafe")
+                np.copyto(views.bias, quantize_bias(bias, scales.bias) * finer, casting="unsafe")
 
     def _write_floats(self, values: PolicyValues) -> None:
         layers: Mapping[str, Layer] = {
@@ -178,10 +187,13 @@ def _quantization_views(tensor: TensorView) -> tuple[NDArray[np.float32], NDArra
 def _layer_views(graph: GraphView, place: LayerPlace) -> _LayerViews:
     kernel = graph.tensors[place.kernel]
     bias = graph.tensors[place.bias] if place.bias >= 0 else None
+    (user,) = (operator for operator in graph.operators if place.kernel in operator.inputs)
+    source = graph.tensors[user.inputs[0]]
     if kernel.scale is None or (bias is not None and bias.scale is None):
         raise PatchError(f"the tensors of {place.layer.name!r} are not quantized")
     return _LayerViews(
         place=place,
+        wide_source_scale=source.scale if source.dtype is np.int16 else None,
         kernel=as_channels(place.layer, _data(kernel)),
         kernel_scale=kernel.scale,
         bias=None if bias is None else _data(bias),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from quarl_device.contract import PolicyContract
 from quarl_device.errors import UsageError
 from quarl_export.reports.acting import Agreement, actions, agreement
-from quarl_export.reports.findings import Finding, find
+from quarl_export.reports.findings import Finding, find, forced
 from quarl_export.reports.layers import LayerPair, LayerReport, input_report, pair_layers
 from quarl_export.reports.metrics import ErrorMeter, Errors
 from quarl_export.reports.observations import (
@@ -28,6 +29,9 @@ from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputMeter, InputSaturation
 from quarl_export.reports.side import Side, read_side
 from quarl_export.reports.structure import Float
+
+_FLOAT = ("float32", "float16")
+_QUANTIZED = ("int8", "int16x8", "dynamic")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,8 +74,8 @@ class Comparison:
         """Return the figures as JSON values; an infinite SNR (no error at all) is infinite here too."""
         acting = self.agreement
         return {
-            "float": {"path": self.reference.path, "sha256": self.reference.sha256, "scheme": self.reference.scheme},
-            "int8": {"path": self.quantized.path, "sha256": self.quantized.sha256, "scheme": self.quantized.scheme},
+            "float": _side_json(self.reference),
+            "int8": _side_json(self.quantized),
             "rows": self.rows,
             "observations": self.observations,
             "recorded": self.recorded,
@@ -90,6 +94,10 @@ class Comparison:
             },
             "findings": [asdict(finding) for finding in self.findings],
         }
+
+
+def _side_json(side: Side) -> dict[str, Any]:
+    return {"path": side.path, "sha256": side.sha256, "scheme": side.scheme, "forced": list(side.forced)}
 
 
 def compare_files(
@@ -114,19 +122,29 @@ def compare_files(
     Raises:
         ModelFileError: a file is missing, not TFLite, damaged, or cannot be run.
         ContractError: a contract does not hold.
-        UsageError: not the same network, or observations that do not fit.
+        UsageError: not the same network, the two in the other order, or observations that do not fit.
         UnknownEnvironment: no such environment.
         NonFiniteError: a file gives NaN or Inf.
     """
     if observations is not None and env_id:
         raise UsageError("--observations and --env exclude each other")
     left, right = read_side(reference), read_side(quantized)
+    _check_order(left, right)
     _check_same_observations(left, right)
     traced = TracedFile(left), TracedFile(right)
     pairs = pair_layers(left, right)
     contract = right.contract or left.contract
     given = _observations(traced[0], right, contract, observations=observations, env_id=env_id, rows=rows, seed=seed)
     return _compare(traced[0], traced[1], pairs, given, contract)
+
+
+def _check_order(left: Side, right: Side) -> None:
+    """Refuse a quantized file as what a float one is measured by: every figure would have the wrong sign."""
+    if left.scheme in _QUANTIZED and right.scheme in _FLOAT:
+        raise UsageError(
+            f"{left.path} is {left.scheme} and {right.path} is {right.scheme}: the float file comes first",
+            hint=f"quarl-edge compare {shlex.quote(right.path)} {shlex.quote(left.path)}",
+        )
 
 
 def _check_same_observations(left: Side, right: Side) -> None:
@@ -244,5 +262,8 @@ def _compare(
         reference_outputs=outputs[0],
         quantized_outputs=outputs[1],
         traced_gap=traced_gap,
-        findings=find(acting, layers, saturation, recorded=given.recorded, traced_gap=traced_gap),
+        findings=(
+            *(forced(each.side.path, each.side.forced) for each in (left, right) if each.side.forced),
+            *find(acting, layers, saturation, recorded=given.recorded, traced_gap=traced_gap),
+        ),
     )

@@ -17,6 +17,7 @@ CLIPPED = 0.01
 STEEP_DB = 6.0
 FEW_STEPS = 16
 POOR_DB = 20.0
+FORCED = "R10"
 
 # Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside".
 _FIXED_RANGE = ("TANH", "LOGISTIC", "SOFTMAX")
@@ -62,6 +63,16 @@ def find(
             )
         )
     return tuple(sorted(found, key=lambda finding: finding.severity == "note"))
+
+
+def forced(path: str, codes: Sequence[str]) -> Finding:
+    """Return what to know of a file that was written in spite of checks that failed."""
+    return Finding(
+        code=FORCED,
+        severity="warning",
+        message=f"{path or 'the file'} was written with --force although these checks failed: {', '.join(codes)}",
+        mend="play it before it is used: quarl-edge evaluate; or export it again without --force",
+    )
 
 
 def _acting(acting: Agreement | None) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
 from quarl_device.frame_stack import restack
+from quarl_export.calibration.data import by_single_key
 from quarl_export.npz import read_npz
 from quarl_export.reports.acting import finite_width
 from quarl_export.reports.side import Side
@@ -50,17 +51,19 @@ def stacked_shape(spec: ObservationSpec) -> tuple[int, ...]:
 
 
 def from_archive(path: Path, specs: Sequence[ObservationSpec], *, limit: int = MAX_ROWS) -> Observations:
-    """Read observations from an `.npz`: one array per key, ``[rows, *shape]``; a single array is a single key's.
+    """Read observations from an `.npz`: one array per key, ``[rows, *shape]``; for a single one see `by_single_key`.
 
     Raises:
         UsageError: missing, not an archive of arrays, too large, other keys or shapes, empty, NaN or Inf.
     """
-    arrays = read_npz(path, what="observations file")
-    if len(specs) == 1 and len(arrays) == 1:
-        arrays = {specs[0].key: next(iter(arrays.values()))}
+    arrays = by_single_key(read_npz(path, what="observations file"), [spec.key for spec in specs])
     missing = [spec.key for spec in specs if spec.key not in arrays]
     if missing:
-        raise UsageError(f"{path} has arrays {sorted(arrays)}, the policy observes {[spec.key for spec in specs]}")
+        names = [name[:64] for name in sorted(arrays)[:8]]
+        raise UsageError(
+            f"{path} has arrays {names}, the policy observes {[spec.key for spec in specs]}",
+            hint=f"name it so when saving: numpy.savez(path, **{{{missing[0]!r}: rows}})",
+        )
     checked = {spec.key: _checked(arrays[spec.key], spec, path) for spec in specs}
     counts = {len(array) for array in checked.values()}
     if len(counts) != 1:

@@ -98,7 +98,11 @@ def decibel(value: float) -> str:
 def _head(comparison: Comparison, title: str) -> Iterator[str]:
     yield f"<header><h1>{escape(title)}</h1>"
     yield f"<p>{comparison.rows:,} observations: {escape(comparison.observations)}."
-    yield f"{len(comparison.quantized.data):,} bytes against {len(comparison.reference.data):,}.</p></header>"
+    yield f"{len(comparison.quantized.data):,} bytes against {len(comparison.reference.data):,}.</p>"
+    for side in (comparison.quantized, comparison.reference):
+        if side.path:
+            yield f'<p class="path">{escape(side.scheme)}: <code>{escape(side.path)}</code></p>'
+    yield "</header>"
     acting, inputs = comparison.agreement, comparison.inputs
     yield '<div class="cards">'
     if acting is not None:

@@ -10,13 +10,10 @@ from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import ModelFileError
 from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, read_graph
-from quarl_device.inspect.probe import installed_version, probe
 from quarl_device.inspect.tensors import scheme_of
-from quarl_device.lint import check_runnable
-from quarl_device.policy_file import METADATA_NAME, GoldenVectors, read_policy
+from quarl_device.policy_file import METADATA_NAME, GoldenVectors, forced_checks, read_policy
 from quarl_device.wire.limits import MAX_POLICY_BYTES
-
-RUNTIME = "ai-edge-litert"
+from quarl_export.file_runner import check_runs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +30,7 @@ class Side:
         golden: its golden vectors, `None` likewise.
         observations: the contract's, else one per input tensor ("input_0", ...).
         inputs: per observation the index of its input tensor.
+        forced: codes of the checks that the file was written in spite of.
     """
 
     path: str
@@ -44,6 +42,7 @@ class Side:
     golden: GoldenVectors | None
     observations: tuple[ObservationSpec, ...]
     inputs: tuple[int, ...]
+    forced: tuple[str, ...] = ()
 
 
 def read_side(path: Path) -> Side:
@@ -61,11 +60,12 @@ def read_side(path: Path) -> Side:
 def side_of(data: bytes, *, path: str = "") -> Side:
     """Lay a file's bytes open; raises as `read_side`."""
     graph = read_graph(data)
-    _check_runs(data, graph)
+    check_runs(data, graph, what="the model")
     contract, golden = None, None
+    forced: tuple[str, ...] = ()
     if METADATA_NAME in graph.metadata:
         policy = read_policy(data)
-        contract, golden = policy.contract, policy.golden
+        contract, golden, forced = policy.contract, policy.golden, forced_checks(policy.provenance)
     if contract is None:
         inputs = graph.inputs
         specs = tuple(_spec_of(graph, index, place) for place, index in enumerate(inputs))
@@ -83,6 +83,7 @@ def side_of(data: bytes, *, path: str = "") -> Side:
         golden=golden,
         observations=specs,
         inputs=inputs,
+        forced=forced,
     )
 
 
@@ -94,15 +95,3 @@ def _spec_of(graph: Graph, index: int, place: int) -> ObservationSpec:
             hint="convert with batch size 1",
         )
     return ObservationSpec(key=f"input_{place}", shape=tensor.shape[1:], dtype="float32")
-
-
-def _check_runs(data: bytes, graph: Graph) -> None:
-    """Run a file in this process only if the lint knows it, or if a child process has run it and lived."""
-    try:
-        check_runnable(graph)
-    except ModelFileError as refused:
-        if not installed_version(RUNTIME):  # pragma: no cover - the distribution depends on it
-            raise
-        tried = probe(data, RUNTIME)
-        if not tried.loads:
-            raise ModelFileError(f"{RUNTIME} cannot run the model: {tried.detail}") from refused

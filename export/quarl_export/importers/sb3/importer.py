@@ -11,20 +11,18 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, ObservationSpec, PolicyContract
 from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
-from quarl_device.errors import QuarlError, SpaceMismatch, UsageError
+from quarl_device.errors import SpaceMismatch, UsageError
 from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.sb3.agent import Agent, read_agent
 from quarl_export.importers.sb3.archive import AgentArchive, read_archive
-from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array, as_floats
+from quarl_export.importers.sb3.arrays import as_floats
+from quarl_export.importers.sb3.evidence import kept_observations, statistics_doubts
 from quarl_export.importers.sb3.observations import Seen, filled, normalizer, observe
 from quarl_export.importers.sb3.policies import acting_tensors, build_network, convolved_keys
-from quarl_export.importers.sb3.spaces import Box, Discrete, action_space, decode_field, observation_spaces
+from quarl_export.importers.sb3.spaces import Box, Discrete, action_space, observation_spaces
 from quarl_export.importers.sb3.tensors import TensorArchive
-from quarl_export.importers.sb3.unpickle import Vocabulary, read_pickle
 from quarl_export.importers.sb3.vecnormalize import VecNormalize, read_vecnormalize
 from quarl_export.ir import ImportedPolicy
-
-_OBSERVATIONS = Vocabulary(calls={**ARRAY_CALLS, "collections.OrderedDict": dict}, names=ARRAY_NAMES)
 
 
 def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
@@ -42,14 +40,14 @@ def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
         UnsupportedSpace: observations or actions that are not exported.
         SpaceMismatch: the environment or the statistics are of other spaces than the agent.
         NonFiniteError: NaN or Inf in the weights or statistics.
-        UsageError: trained behind a `VecNormalize` whose statistics are not given.
+        UsageError: trained behind a `VecNormalize` whose statistics are not given, or certainly without one.
         UnknownEnvironment: no such environment.
     """
     what = path.name
     archive = read_archive(path)
     agent = read_agent(archive.settings, what=what)
     boxes, action = observation_spaces(archive.settings, what=what), action_space(archive.settings, what=what)
-    statistics = _statistics(agent, options.vecnormalize, what)
+    statistics, warnings, unknown = _statistics(agent, archive.settings, options.vecnormalize, what)
     stored = TensorArchive(archive.policy, what=f"{what}: policy.pth")
     names = frozenset(stored.names)
     tensors = stored.read(acting_tensors(agent.family, names))
@@ -75,19 +73,26 @@ def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
         weights=network.weights,
         contract=contract,
         golden_observations=_last_observations(archive.settings, seen, what),
-        provenance=_provenance(path, archive, agent, options, environment=environment is not None),
+        provenance=_provenance(
+            path, archive, agent, options, environment=environment is not None, warnings=warnings, unknown=unknown
+        ),
     )
 
 
-def _statistics(agent: Agent, path: Path | None, what: str) -> VecNormalize | None:
+def _statistics(
+    agent: Agent, settings: Mapping[str, Any], path: Path | None, what: str
+) -> tuple[VecNormalize | None, tuple[str, ...], tuple[str, ...]]:
+    """Return the statistics that were given, warnings about them, and what is assumed of them."""
     if path is not None:
-        return read_vecnormalize(path)
+        statistics = read_vecnormalize(path)
+        return statistics, *statistics_doubts(agent, settings, statistics, what=what)
     if agent.behind_vecnormalize:
         raise UsageError(
             f"{what} was trained behind a VecNormalize; without its statistics it would act on other numbers",
             hint="give the file that VecNormalize.save(path) wrote: --vecnormalize FILE",
         )
-    return None
+    assumed = () if agent.family == "actor_critic" else ("it was trained without VecNormalize",)
+    return None, (), assumed
 
 
 def _environment(options: ImportOptions, action: Box | Discrete, what: str) -> tuple[ObservationSpec, ...] | None:
@@ -138,13 +143,8 @@ def _last_observations(settings: Mapping[str, Any], seen: tuple[Seen, ...], what
     They are a gift: where the archive does not have them in a form that fits, there are none.
     """
     name = "_last_original_obs" if settings.get("_last_original_obs") is not None else "_last_obs"
-    try:
-        data = decode_field(settings, name, what=what)
-        found = read_pickle(data, _OBSERVATIONS, what=f"{what}: {name}") if data is not None else None
-        by_key = found if isinstance(found, dict) else {each.spec.key: found for each in seen[:1]}
-        given = [_as_given(as_array(by_key.get(each.spec.key), what=what), each) for each in seen]
-    except QuarlError:
-        return {}
+    found = kept_observations(settings, name, what=what)
+    given = [_as_given(found[each.spec.key], each) if each.spec.key in found else None for each in seen]
     rows = [array for array in given if array is not None]
     if len(rows) < len(seen):
         return {}
@@ -165,18 +165,22 @@ def _as_given(array: NDArray[Any], seen: Seen) -> NDArray[Any] | None:
 
 
 def _provenance(
-    path: Path, archive: AgentArchive, agent: Agent, options: ImportOptions, *, environment: bool
+    path: Path,
+    archive: AgentArchive,
+    agent: Agent,
+    options: ImportOptions,
+    *,
+    environment: bool,
+    warnings: tuple[str, ...],
+    unknown: tuple[str, ...],
 ) -> dict[str, Any]:
-    assumed = []
-    if not environment:
-        assumed.append("uint8 images are rows, columns, channels in the environment")
-    if options.vecnormalize is None and agent.family != "actor_critic":
-        assumed.append("it was trained without VecNormalize")
+    images = () if environment else ("uint8 images are rows, columns, channels in the environment",)
     return {
         "kind": "stable-baselines3",
         "path": path.name,
         "version": archive.version,
         "policy_class": agent.policy_class,
         "vecnormalize": options.vecnormalize.name if options.vecnormalize else "",
-        "assumed": assumed,
+        "assumed": [*images, *unknown],
+        "warnings": list(warnings),
     }

@@ -19,6 +19,7 @@ from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import SpaceMismatch, UnsupportedModel, UnsupportedSpace, UsageError
 from quarl_export.importers.sb3.arrays import as_floats
 from quarl_export.importers.sb3.spaces import SINGLE, Box
+from quarl_export.importers.sb3.unpickle import shown
 from quarl_export.importers.sb3.vecnormalize import Statistics, VecNormalize
 
 Shape = tuple[int, ...]
@@ -180,9 +181,8 @@ def normalizer(
     by_key = dict(statistics.statistics) if statistics is not None else {}
     known = {each.spec.key for each in seen}
     if not set(by_key) <= known:
-        raise SpaceMismatch(
-            f"{what} has statistics of {sorted(map(str, by_key))[:8]}, the agent observes {sorted(known)}"
-        )
+        named = ", ".join(shown(key) for key in sorted(by_key)[:8])
+        raise SpaceMismatch(f"{what} has statistics of {named}, the agent observes {sorted(known)}")
     clip = statistics.clip if statistics is not None and by_key else 0.0
     offset: dict[str, tuple[float, ...]] = {}
     scale: dict[str, tuple[float, ...]] = {}

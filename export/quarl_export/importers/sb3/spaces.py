@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_device.contract import MAX_OBSERVATION_KEYS, is_observation_key
 from quarl_device.errors import ModelFileError, UnsupportedSpace
 from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, PickledDtype, as_array
 from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle, shown
@@ -91,7 +92,24 @@ def observation_spaces(settings: Mapping[str, Any], *, what: str) -> Mapping[str
     parts = _state(record, what).get("spaces") or record.items
     if not isinstance(parts, dict) or not parts:
         raise ModelFileError(f"{what}: the observation space is a Dict of nothing")
+    _check_keys(parts, what)
     return {str(key): _box(part, f"{what}: observation {shown(key)}") for key, part in parts.items()}
+
+
+def _check_keys(parts: Mapping[Any, Any], what: str) -> None:
+    """Refuse keys that no contract carries, before any message would print them whole."""
+    if len(parts) > MAX_OBSERVATION_KEYS:
+        raise UnsupportedSpace(
+            f"{what}: {len(parts):,} observation keys, allowed are {MAX_OBSERVATION_KEYS}",
+            hint="concatenate what belongs together before training",
+        )
+    wrong = [key for key in parts if not is_observation_key(key)]
+    if wrong:
+        length = f" of {len(wrong[0]):,} characters" if isinstance(wrong[0], str) else ""
+        raise UnsupportedSpace(
+            f"{what}: the observation key {shown(wrong[0])}{length}; expected 1-64 ASCII characters without '/'",
+            hint="train with keys of that form: gymnasium.wrappers.TransformObservation renames them",
+        )
 
 
 def action_space(settings: Mapping[str, Any], *, what: str) -> Box | Discrete:
