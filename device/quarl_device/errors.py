@@ -30,7 +30,8 @@ A code is never renumbered and never reused.
     │   ├── PayloadTooLarge          33  over the cap of its kind, caught before publishing
     │   ├── PayloadRefused           34  an incoming payload that does not hold (W4)
     │   ├── WireVersionMismatch      35  peers speak different wire versions (W10)
-    │   └── BrokerStartFailed        36  the embedded broker did not come up
+    │   ├── BrokerStartFailed        36  the embedded broker did not come up
+    │   └── StaleExperience          39  experience of a policy further behind than the learner allows
     ├── TrustError
     │   ├── BadSignature             40  not signed by the learner's key
     │   ├── KeyMismatch              41  another learner key than the pinned one
@@ -231,6 +232,12 @@ class BrokerStartFailed(LinkError):
     """The embedded broker did not come up."""
 
     code = 36
+
+
+class StaleExperience(PayloadRefused):
+    """Experience of a policy further behind than the learner allows."""
+
+    code = 39
 
 
 class TrustError(QuarlError):

@@ -19,6 +19,7 @@ from quarl_edge.cli.evaluate import evaluate
 from quarl_edge.cli.export import export
 from quarl_edge.cli.inspect import inspect
 from quarl_edge.cli.output import Format, keep_examples, log_for_people, write_error
+from quarl_edge.cli.top import top
 from quarl_edge.cli.train import train
 
 # The base of all errors of the parser that typer brings, whichever it is.
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, export, evaluate, inspect, compare):
+for command in (demo, train, export, evaluate, inspect, compare, top):
     app.command(help=keep_examples(command))(command)
 for figure in (push, act, schemes, qat, stream):
     bench.command(help=keep_examples(figure))(figure)

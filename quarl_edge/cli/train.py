@@ -21,6 +21,7 @@ from quarl_edge.cli.resume import next_budget, resumed_config
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
 from quarl_edge.config import ALGORITHMS, TrainConfig, make_config
 from quarl_edge.extras import require_learner
+from quarl_edge.flow.lag import LagBound
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.progress import make_progress
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
@@ -46,6 +47,13 @@ def train(
     takeover: Annotated[bool, typer.Option("--takeover", help="Serve the fleet even if another learner does.")] = False,
     password_file: Annotated[Path | None, typer.Option(help="Broker password; else QUARL_MQTT_PASSWORD.")] = None,
     learner_key: Annotated[Path | None, typer.Option(help="Signing key; made at first use.")] = None,
+    max_policy_lag: Annotated[
+        str, typer.Option(help="Refuse older experience: '10' versions, '20000 steps', '30 s'. Default: none.")
+    ] = "",
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve /metrics for Prometheus; 0: a free port.", min=0, max=65_535)
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address for /metrics.")] = "127.0.0.1",
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """Train a policy: the learner here, int8 actors here or on your boards.
@@ -55,11 +63,13 @@ def train(
       quarl-edge train Acrobot-v1 --actors 2 --steps 100000 --seed 3
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
+      quarl-edge train CartPole-v1 --broker mqtt://localhost --max-policy-lag '30 s' --metrics-port 9464
       quarl-edge train --resume --run runs/CartPole-v1-dqn-20260101T120000Z-s0 --steps 100000
     """
     require_learner("train")
     check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
+    asked |= _lag_bound(max_policy_lag)
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
         asked = {"actors": 1, **asked, "lockstep": True}
@@ -74,6 +84,7 @@ def train(
         key=_learner_key(learner_key),
         password=read_password(password_file),
         takeover=takeover,
+        metrics=None if metrics_port is None else (metrics_host, metrics_port),
     )
     directory = RunDirectory(run) if resume and run else RunDirectory.create(config, path=run, root=DEFAULT_ROOT)
     result = _run(config, directory, access, resume=resume)
@@ -103,6 +114,15 @@ class _Access:
     key: LearnerKey
     password: str | None
     takeover: bool
+    metrics: tuple[str, int] | None
+
+
+def _lag_bound(text: str) -> dict[str, Any]:
+    """Return `--max-policy-lag` as hyperparameters."""
+    if not text:
+        return {}
+    bound = LagBound.parse(text)
+    return {"max_lag_versions": bound.versions, "max_lag_steps": bound.steps, "max_lag_s": bound.age_s}
 
 
 def _fresh(run: Path | None, wishes: _Wishes) -> TrainConfig:
@@ -164,6 +184,7 @@ def _run(config: TrainConfig, directory: RunDirectory, access: _Access, *, resum
                 password=access.password,
                 takeover=access.takeover,
                 resume=resume,
+                metrics_at=access.metrics,
             )
     finally:
         progress.close()

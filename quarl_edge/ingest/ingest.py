@@ -30,6 +30,7 @@ from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, check_incoming
 from quarl_device.wire.messages import Ack
+from quarl_edge.flow.lag import LagBound, PolicyLag
 from quarl_edge.ingest.sessions import SessionTable, Verdict
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.journal import Journal
@@ -102,11 +103,13 @@ class Ingest:
         replay: is sampled by the learner.
         limiter: gives room.
         block_transitions: expected size of a device's block before its first has come.
+        lag: of the policies that act; bounds it.
 
     Attributes:
         replay: see above.
         limiter: see above.
         sessions: see above.
+        lag: see above.
         blocked: why no block can be stored, "" while the journal takes them.
         refused: payloads that did not hold, by error code.
     """
@@ -121,6 +124,7 @@ class Ingest:
         replay: ReplayBuffer,
         limiter: SampleToInsertRatio,
         block_transitions: int = 1,
+        lag: PolicyLag | None = None,
     ) -> None:
         self._codec = BlockCodec(spec, max_magnitude=MAX_MAGNITUDE)
         self._journal = journal
@@ -135,6 +139,7 @@ class Ingest:
         self.sessions = sessions
         self.replay = replay
         self.limiter = limiter
+        self.lag = lag or PolicyLag()
         self.blocked = ""
         self.refused: dict[int, int] = {}
         journal.bind(self._segment_snapshot)
@@ -177,6 +182,9 @@ class Ingest:
             replay=replay,
             limiter=limiter,
             block_transitions=unit,
+            lag=PolicyLag(
+                LagBound(versions=config.max_lag_versions, steps=config.max_lag_steps, age_s=config.max_lag_s)
+            ),
         )
 
     # -- devices -----------------------------------------------------------------------------------------------------
@@ -230,6 +238,11 @@ class Ingest:
             self._pass_over(device, block, verdict)
             return verdict
         try:
+            self.lag.check(block)
+        except PayloadRefused as error:
+            self._refuse(device, payload, error)
+            return None
+        try:
             self._journal.append(device, payload)
         except JournalError as error:
             if not self.blocked:
@@ -242,6 +255,7 @@ class Ingest:
         self.sessions.accept(device, block.boot_id, block.dropped, first_step=block.first_step, steps=block.transitions)
         self._insert(device, block)
         self._join(device, block.boot_id, block.transitions)
+        self.lag.acted(device, int(block.policy_version[-1]))
         return verdict
 
     def _insert(self, device: str, block: Block) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import QuarlError
 from quarl_device.link import Link, Message
+from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_device.wire.messages import DeviceState, Telemetry
 from quarl_device.wire.topics import Topics
+from quarl_edge.flow.lag import PolicyLag
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.ingest.sessions import Verdict
 
@@ -31,6 +35,21 @@ class ActorView:
 
     state: DeviceState
     telemetry: Telemetry | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowReport:
+    """How experience and policies flow at one moment: what goes on the wire every second, and to Prometheus.
+
+    Attributes:
+        learner: what the learner says of itself.
+        actors: what the devices that are online said last, by name.
+        blocked_s: seconds that the learner waited in this session, by reason.
+    """
+
+    learner: LearnerTelemetry
+    actors: Mapping[str, ActorView]
+    blocked_s: Mapping[str, float]
 
 
 class Receiver:
@@ -97,6 +116,21 @@ class Receiver:
     def refused(self) -> dict[str, int]:
         """Blocks that did not hold, by error code."""
         return {str(code): count for code, count in self._ingest.refused.items()}
+
+    @property
+    def connected(self) -> bool:
+        """Whether the link stands."""
+        return self._link.connected
+
+    @property
+    def counters(self) -> Mapping[str, Any]:
+        """What has come: see `Ingest.counters`; and what the link caught in handlers."""
+        return {**self._ingest.counters, "handler_errors": self._link.counters.handler_errors}
+
+    @property
+    def lag(self) -> PolicyLag:
+        """How far behind the devices act."""
+        return self._ingest.lag
 
     @property
     def actors(self) -> dict[str, ActorView]:

@@ -18,6 +18,7 @@ from quarl_edge.broker import EmbeddedBroker
 from quarl_edge.checkpoint import load_latest
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.metrics import TensorBoard
+from quarl_edge.learner.receiver import FlowReport
 from quarl_edge.learner.result import TrainResult
 from quarl_edge.learner.session import LEARNER_NAME, Fleet, Session
 from quarl_edge.learner.stop import StopSignal
@@ -111,6 +112,7 @@ def run_training(
     password: str | None = None,
     takeover: bool = False,
     resume: bool = False,
+    metrics_at: tuple[str, int] | None = None,
 ) -> TrainResult:
     """Train in `run` with `config.actors` local actors.
 
@@ -125,6 +127,7 @@ def run_training(
         password: for a broker of the user's.
         takeover: serve the fleet even if another learner does.
         resume: continue from the run's latest checkpoint.
+        metrics_at: address and port to serve /metrics at, `None` not to.
 
     Raises:
         QuarlError: see `Session.train`.
@@ -132,7 +135,10 @@ def run_training(
     checkpoint = load_latest(run.checkpoints) if resume else None
     metrics = TensorBoard(run.tensorboard)
     try:
-        with open_broker(broker, actors=config.actors, password=password, log_dir=run.logs) as access:
+        with (
+            _exporter(metrics_at, progress) as observers,
+            open_broker(broker, actors=config.actors, password=password, log_dir=run.logs) as access,
+        ):
             session = Session(
                 config,
                 run,
@@ -149,6 +155,7 @@ def run_training(
                 metrics=metrics,
                 stop=stop,
                 checkpoint=checkpoint,
+                observers=observers,
             )
             if not access.embedded:
                 progress.note(f"actors elsewhere join with: {access.join_hint(fleet)}")
@@ -156,6 +163,19 @@ def run_training(
             return session.train(actors)
     finally:
         metrics.close()
+
+
+@contextlib.contextmanager
+def _exporter(at: tuple[str, int] | None, progress: Progress) -> Iterator[list[Callable[[FlowReport], None]]]:
+    if at is None:
+        yield []
+        return
+    from quarl_edge.flow.prometheus import Exporter
+
+    host, port = at
+    with Exporter(port, host=host) as exporter:
+        progress.note(f"metrics at http://{host}:{exporter.port}/metrics")
+        yield [exporter.observe]
 
 
 def _local_actors(

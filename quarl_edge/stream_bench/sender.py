@@ -191,12 +191,17 @@ def main(arguments: list[str]) -> int:
         return 1
     say(begun=True, cpu_s=time.process_time(), rss_bytes=resident_bytes())
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
+    threading.Thread(target=_wait_for_line, args=(ended,), daemon=True).start()
     sender.stream(ended)
     sender.drain()
     say(**sender.report())
     sender.close()
     return 0
+
+
+def _wait_for_line(ended: threading.Event) -> None:
+    sys.stdin.readline()
+    ended.set()
 
 
 def say(**fields: Any) -> None:
