@@ -20,7 +20,7 @@ from quarl_edge.cli.output import Format, hint_where_none, write_json, write_tab
 from quarl_edge.cli.resume import next_budget, resumed_config
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
 from quarl_edge.config import ALGORITHMS, TrainConfig, make_config
-from quarl_edge.extras import require_learner
+from quarl_edge.extras import require_learner, require_metrics
 from quarl_edge.flow.lag import LagBound
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.progress import make_progress
@@ -67,6 +67,8 @@ def train(
       quarl-edge train --resume --run runs/CartPole-v1-dqn-20260101T120000Z-s0 --steps 100000
     """
     require_learner("train")
+    if metrics_port is not None:
+        require_metrics()
     check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
     asked |= _lag_bound(max_policy_lag)

@@ -14,7 +14,7 @@ from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from quarl_device.errors import MissingExtra, QuarlError
+from quarl_device.errors import QuarlError
 from quarl_edge.learner.receiver import ActorView, FlowReport
 
 if TYPE_CHECKING:
@@ -76,18 +76,12 @@ class Exporter:
         port: that it listens on.
 
     Raises:
-        MissingExtra: prometheus-client is not installed.
         QuarlError: the port is not to be had.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", clock: Callable[[], float] = time.monotonic) -> None:
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError:
-            raise MissingExtra(
-                "--metrics-port needs prometheus-client, which is not installed",
-                hint="pip install 'quarl-edge[metrics]'",
-            ) from None
+        from prometheus_client import CollectorRegistry, start_http_server
+
         self._clock = clock
         self._report: tuple[float, FlowReport] | None = None
         # A registry of its own: nothing of the process but what is said here.

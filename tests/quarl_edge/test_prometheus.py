@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_told_in_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(QuarlError, match="metrics cannot be served at 127.0.0.1"):
+        with pytest.raises(QuarlError, match="metrics cannot be served at "):
             Exporter(taken.getsockname()[1])
 
 
