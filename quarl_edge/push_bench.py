@@ -22,7 +22,7 @@ import numpy as np
 
 from quarl_device.contract import Head, PolicyContract
 from quarl_device.errors import ActorFailed, LinkLost
-from quarl_device.link import BrokerURL, PahoLink
+from quarl_device.link import BrokerURL, PahoLink, read_password
 from quarl_device.runtime import find_runtime
 from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.wire.keys import LearnerKey
@@ -163,7 +163,7 @@ def _contract() -> PolicyContract:
 
 @contextlib.contextmanager
 def _connected(url: str) -> Iterator[PahoLink]:
-    link = PahoLink(BrokerURL.parse(url), client_id=f"bench-{secrets.token_hex(6)}")
+    link = PahoLink(BrokerURL.parse(url), client_id=f"bench-{secrets.token_hex(6)}", password=read_password())
     link.connect(timeout_s=10.0)
     try:
         yield link
@@ -191,6 +191,8 @@ class _Company:
             process.terminate()
         for process in self._processes:
             process.wait(timeout=10.0)
+            if process.stdin is not None:
+                process.stdin.close()
 
     def wait_ready(self) -> None:
         """Wait until every actor listens."""

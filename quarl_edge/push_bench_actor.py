@@ -16,7 +16,7 @@ from quarl_device.actor.acting import ActingPolicy
 from quarl_device.actor.fetcher import Fetcher
 from quarl_device.actor.inbox import Inbox
 from quarl_device.contract import ActionSpec, ObservationSpec
-from quarl_device.link import BrokerURL, PahoLink
+from quarl_device.link import BrokerURL, PahoLink, read_password
 from quarl_device.runtime import find_runtime
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.topics import Topics
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     """Act until stdin ends."""
     url, fleet, key, name = arguments
     topics = Topics(fleet)
-    link = PahoLink(BrokerURL.parse(url), client_id=f"{fleet}-{name}"[:23])
+    link = PahoLink(BrokerURL.parse(url), client_id=f"{fleet}-{name}"[:23], password=read_password())
     observation = np.zeros(OBSERVATION.shape, np.float32)
 
     def act(acting: ActingPolicy) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from quarl_device import __version__
 from quarl_device.arguments import at_least, between
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
-from quarl_device.names import DEFAULT_FLEET, check_name, default_device_name
+from quarl_device.names import DEFAULT_FLEET
 from quarl_device.output import write_result
 from quarl_device.spool.command import (
     add_spool_bench_options,
@@ -33,7 +33,7 @@ from quarl_device.spool.command import (
 
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
-    from quarl_device.link import BrokerURL, PahoLink
+    from quarl_device.actor.joining import Joining
 
 _RUN_EXAMPLES = """\
 examples:
@@ -42,12 +42,14 @@ examples:
   quarl-device run --broker mqtt://robot@broker.local --id robot --env my_robot:Arm-v0 --learner-key learner.pub
   quarl-device run --broker mqtts://pi-3@broker.local --spool-mib 1024 --spool-sync 30 --when-full drop-oldest
   quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 60
+  quarl-device run --credentials pi-1
 
 Experience waits in a spool on disk until the learner has it safe; after a kill or a power cut the next start delivers
 what is left. Without link or learner the device goes on for --max-offline seconds, as far as the spool takes it.
 
 The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
---password-file. Ctrl-C ends cleanly: what was experienced is sent first; a second one ends at once.
+--password-file. Credentials (from `quarl-edge enroll`) name broker, fleet, device and learner's key by themselves.
+Ctrl-C ends cleanly: what was experienced is sent first; a second one ends at once.
 """
 _BENCH_EXAMPLES = """\
 examples:
@@ -125,9 +127,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_run_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument("--broker", required=True, metavar="URL", help="mqtt[s]://[user@]host[:port]")
-    run.add_argument("--fleet", default=DEFAULT_FLEET, metavar="F", help="fleet to join (default: %(default)s)")
-    run.add_argument("--id", metavar="NAME", help="this device's name (default: the host's)")
+    run.add_argument("--broker", default="", metavar="URL", help="mqtt[s]://[user@]host[:port]")
+    run.add_argument("--credentials", type=Path, metavar="DIR", help="of this device; else QUARL_CREDENTIALS")
+    run.add_argument("--fleet", default="", metavar="F", help=f"fleet to join (default: {DEFAULT_FLEET})")
+    run.add_argument("--id", default="", metavar="NAME", help="this device's name (default: the host's)")
     run.add_argument("--env", metavar="ID", help="environment of this device's own choice; may be module:Id")
     run.add_argument(
         "--envs", type=between(1, MAX_ENVS), default=1, metavar="N", help="environments, stepped as one batch"
@@ -143,7 +146,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--max-offline",
         type=at_least(0),
-        default=3600,
+        default=60,
         metavar="S",
         help="go on so long without link or learner (default: %(default)s)",
     )
@@ -163,8 +166,9 @@ def _version(_: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # Imported here, so that --help and errors of usage are quick on a small board.
-    from quarl_device.actor.agent import Agent, new_boot_id
-    from quarl_device.link import BrokerURL
+    from quarl_device.actor.agent import Agent, new_boot_id, will_of
+    from quarl_device.actor.joining import how_to_join
+    from quarl_device.link import PahoLink
     from quarl_device.runtime import find_runtime
 
     if options.die_with_parent:
@@ -172,48 +176,49 @@ def _run(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=logging.WARNING if options.quiet else logging.INFO, format="quarl-device: %(message)s", stream=sys.stderr
     )
-    url = BrokerURL.parse(options.broker)
-    config = _agent_config(options, check_name(options.id or url.user or default_device_name(), kind="device"))
+    joining = how_to_join(
+        broker=options.broker,
+        fleet=options.fleet,
+        name=options.id,
+        password_file=options.password_file,
+        credentials=options.credentials,
+        learner_key=options.learner_key,
+    )
+    config = _agent_config(options, joining)
     boot_id = new_boot_id()
-    link = _link(url, config, boot_id, options.password_file)
+    link = PahoLink(
+        joining.url,
+        client_id=joining.client_id,
+        password=joining.password,
+        will=will_of(config, boot_id),
+        tls=joining.tls,
+    )
     runtime = find_runtime(options.runtime)
     agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=make_outbox(options, config, boot_id))
     _stop_on_signals(agent)
-    logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, url.address)
+    logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, joining.url.address)
     _show_summary(config.name, agent.run(), as_json=options.format == "json")
     return 0
 
 
-def _agent_config(options: argparse.Namespace, name: str) -> AgentConfig:
+def _agent_config(options: argparse.Namespace, joining: Joining) -> AgentConfig:
     from quarl_device.actor.agent import AgentConfig
 
     return AgentConfig(
-        fleet=check_name(options.fleet, kind="fleet"),
-        name=name,
+        fleet=joining.fleet,
+        name=joining.name,
         env=options.env,
         num_envs=options.envs,
         actor_index=options.index,
         seed=options.seed,
         block_steps=options.block_steps,
         max_steps=options.steps or 0,
-        learner_key=options.learner_key,
+        learner_key=joining.learner_key,
         exit_when_gone=options.exit_when_gone,
         connect_timeout_s=_CONNECT_TIMEOUT_S,
         max_offline_s=options.max_offline,
         max_upload_bytes_per_s=(options.max_upload or 0) * 1024,
     )
-
-
-def _link(url: BrokerURL, config: AgentConfig, boot_id: str, password_file: Path | None) -> PahoLink:
-    from quarl_device.actor.agent import will_of
-    from quarl_device.link import PahoLink, read_password
-
-    password = read_password(password_file)
-    if password is not None and not url.user:
-        url = replace(url, user=config.name)
-    # With the fleet, or two devices of one name in two fleets would throw each other off one broker.
-    client_id = f"{config.fleet}.{config.name}"
-    return PahoLink(url, client_id=client_id, password=password, will=will_of(config, boot_id))
 
 
 def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:

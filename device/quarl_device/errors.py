@@ -26,16 +26,20 @@ A code is never renumbered and never reused.
     ├── LinkError
     │   ├── BrokerUnreachable        30  nothing answers at the address
     │   ├── BrokerRefused            31  wrong user or password, or not allowed
+    │   │   ├── CertificateRefused   37  the broker refused this client's certificate, or wants one
+    │   │   └── BrokerNotTrusted     38  the broker's certificate does not hold
     │   ├── LinkLost                 32  the link went away and did not come back in time
     │   ├── PayloadTooLarge          33  over the cap of its kind, caught before publishing
     │   ├── PayloadRefused           34  an incoming payload that does not hold (W4)
     │   ├── WireVersionMismatch      35  peers speak different wire versions (W10)
-    │   ├── BrokerStartFailed        36  the embedded broker did not come up
+    │   ├── BrokerStartFailed        36  a broker that is ours did not come up
     │   └── StaleExperience          39  experience of a policy further behind than the learner allows
     ├── TrustError
     │   ├── BadSignature             40  not signed by the learner's key
     │   ├── KeyMismatch              41  another learner key than the pinned one
-    │   └── KeyFileError             42  key file missing, unreadable, malformed or too open
+    │   ├── KeyFileError             42  key file missing, unreadable, malformed or too open
+    │   ├── CredentialsError         43  a client's credentials are missing, damaged, expired or too open
+    │   └── AuthorityError           44  a broker's directory (authority, enrolled clients) is missing or damaged
     ├── DeviceError
     │   ├── StateUnwritable          50  the state directory cannot be written
     │   ├── ActorFailed              51  an actor process ended by itself
@@ -51,7 +55,8 @@ A code is never renumbered and never reused.
     │   └── StreamFault              76  experience was lost, stored twice or changed on its way
     └── MissingPart
         ├── MissingExtra             80  a Python extra is not installed
-        └── MissingRuntime           81  no TFLite runtime is installed
+        ├── MissingRuntime           81  no TFLite runtime is installed
+        └── MissingTool              82  a program is not installed
 """
 
 from __future__ import annotations
@@ -229,9 +234,21 @@ class WireVersionMismatch(LinkError):
 
 
 class BrokerStartFailed(LinkError):
-    """The embedded broker did not come up."""
+    """A broker that is ours did not come up."""
 
     code = 36
+
+
+class CertificateRefused(BrokerRefused):
+    """The broker refused this client's certificate (revoked, expired, of another authority), or wants one."""
+
+    code = 37
+
+
+class BrokerNotTrusted(BrokerRefused):
+    """The broker's certificate does not hold: another authority, another host name, or expired."""
+
+    code = 38
 
 
 class StaleExperience(PayloadRefused):
@@ -260,6 +277,18 @@ class KeyFileError(TrustError):
     """A key file is missing, unreadable, malformed or readable by others."""
 
     code = 42
+
+
+class CredentialsError(TrustError):
+    """A client's credentials are missing, damaged, expired, or their key is readable by others."""
+
+    code = 43
+
+
+class AuthorityError(TrustError):
+    """A broker's directory, its authority or its list of enrolled clients is missing or damaged."""
+
+    code = 44
 
 
 class DeviceError(QuarlError):
@@ -350,3 +379,9 @@ class MissingRuntime(MissingPart):
     """No TFLite runtime is installed."""
 
     code = 81
+
+
+class MissingTool(MissingPart):
+    """A program that is installed separately is missing."""
+
+    code = 82

@@ -13,8 +13,10 @@ from quarl_edge.cli.bench import bench
 from quarl_edge.cli.bench_policy import act, push, schemes
 from quarl_edge.cli.bench_qat import qat
 from quarl_edge.cli.bench_stream import stream
+from quarl_edge.cli.broker import broker
 from quarl_edge.cli.compare import compare
 from quarl_edge.cli.demo import demo
+from quarl_edge.cli.enroll import enroll, revoke
 from quarl_edge.cli.evaluate import evaluate
 from quarl_edge.cli.export import export
 from quarl_edge.cli.inspect import inspect
@@ -33,11 +35,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, export, evaluate, inspect, compare, top):
+for command in (demo, train, export, evaluate, inspect, compare, top, enroll, revoke):
     app.command(help=keep_examples(command))(command)
 for figure in (push, act, schemes, qat, stream):
     bench.command(help=keep_examples(figure))(figure)
 app.add_typer(bench, name="bench")
+app.add_typer(broker, name="broker")
 
 
 def _version(wanted: bool) -> None:

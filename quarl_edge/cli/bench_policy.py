@@ -25,19 +25,35 @@ _SOURCE_KEYS = {"name", "path", "env", "vecnormalize", "head"}
 
 def push(
     hidden: Annotated[str, typer.Option(help="Sizes of the hidden layers, with commas.")] = _HIDDEN,
-    pushes: Annotated[int, typer.Option(help="Patches to time.", min=1, max=1_000_000)] = 1_000,
+    pushes: Annotated[
+        int | None, typer.Option(help="Pushes to time: 1,000 patches, or 100 end to end.", min=1, max=1_000_000)
+    ] = None,
     conversions: Annotated[int, typer.Option(help="Conversions among them, timed and compared.", min=1)] = 5,
     per_channel: Annotated[bool, typer.Option("--per-channel", help="One scale per unit of a dense layer.")] = False,
+    end_to_end: Annotated[
+        bool, typer.Option("--end-to-end", help="Time the learner's variables to an actor's first action instead.")
+    ] = False,
+    actors: Annotated[int, typer.Option(help="Actor processes, end to end.", min=1, max=64)] = 1,
+    broker: Annotated[str, typer.Option(help="URL, end to end; by default a Mosquitto of its own.")] = "",
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """Time the patch of a policy file beside TensorFlow's conversion of the same weights, and compare the two.
 
+    With --end-to-end: time pushes through a broker, from the learner's variables to the first action of the last of
+    some actors, each a process of its own on this machine.
+
     Examples:
       quarl-edge bench push
       quarl-edge bench push --hidden 2048,2048,2048 --pushes 100 --format json
+      quarl-edge bench push --end-to-end --format json
+      quarl-edge bench push --end-to-end --hidden 2048,2048,2048 --actors 8 --format json
     """
     sizes = _sizes(hidden)
     require_learner("bench")
+    if end_to_end:
+        _push_end_to_end(sizes, actors=actors, pushes=pushes or 100, broker=broker, output=output)
+        return
+    pushes = pushes or 1_000
     from quarl_export.bench import push_speed
     from quarl_export.range_plan import QuantizationOptions
 
@@ -57,6 +73,23 @@ def push(
         f"{hidden}: patch {speed.patch_ms_p50:.2f} ms, conversion {speed.convert_ms_p50:,.0f} ms "
         f"({speed.ratio:,.0f} times as long); {same} in {speed.audited} of {speed.audited} compared; "
         f"{speed.bytes:,} bytes; memory grew by {speed.rss_growth_bytes:,} bytes over {speed.pushes:,} patches\n"
+        f"{describe_machine()}"
+    )
+
+
+def _push_end_to_end(sizes: tuple[int, ...], *, actors: int, pushes: int, broker: str, output: Format) -> None:
+    from quarl_edge.push_bench import push_end_to_end
+
+    with EpisodeProgress(pushes, what="pushes") as bar:
+        found = push_end_to_end(sizes, actors=actors, pushes=pushes, broker=broker, progress=bar.advance)
+    if output is Format.JSON:
+        write_json({**asdict(found), "machine": describe_machine()})
+        return
+    carried = f"{found.chunks} chunks, {found.chunks_sent:.1f} sent" if found.chunks else "one message"
+    write_line(
+        f"{','.join(map(str, sizes))}: {found.bytes:,} bytes ({carried}) to {actors} actors through {found.broker}; "
+        f"first action of the last one after {found.first_action_ms_p50:.1f} ms p50, "
+        f"{found.first_action_ms_p99:.1f} ms p99; prepared after {found.prepare_ms_p50:.1f} ms; {found.runtime}; "
         f"{describe_machine()}"
     )
 

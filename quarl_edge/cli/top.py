@@ -12,6 +12,7 @@ import typer
 
 from quarl_device.errors import UsageError
 from quarl_device.link import BrokerURL, PahoLink, read_password
+from quarl_device.link.credentials import find_credentials
 from quarl_device.names import DEFAULT_FLEET, check_name
 from quarl_device.wire.topics import Topics
 from quarl_edge.cli.output import Format, write_json
@@ -29,11 +30,14 @@ _FILE_WIDTH = 160
 
 def top(
     broker: Annotated[str, typer.Option(help="mqtt[s]://[user@]host[:port].")] = "",
-    fleet: Annotated[str, typer.Option(help="To look at.")] = DEFAULT_FLEET,
+    fleet: Annotated[str, typer.Option(help="To look at. Default: 'default', or that of the credentials.")] = "",
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
     wait: Annotated[float, typer.Option(help="With --once: seconds to listen at most.", min=0.1, max=3_600)] = 3.0,
     every: Annotated[float, typer.Option(help="Seconds between two pictures.", min=0.1, max=3_600)] = 1.0,
     password_file: Annotated[Path | None, typer.Option(help="Broker password; else QUARL_MQTT_PASSWORD.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="From `enroll NAME --role viewer`; else QUARL_CREDENTIALS.")
+    ] = None,
     output: Annotated[Format, typer.Option("--format", help="text or json; json: one line a picture.")] = Format.TEXT,
 ) -> None:
     """Show learner and actors of a fleet: rates, policy lag, what waits in spools, and what stands still since when.
@@ -43,15 +47,11 @@ def top(
     Examples:
       quarl-edge top --broker mqtt://localhost
       quarl-edge top --broker mqtt://me@broker.local --fleet arms
+      quarl-edge top --credentials broker/clients/watcher
       quarl-edge top --broker mqtt://localhost --once --format json
     """
-    if not broker:
-        raise UsageError("which broker?", hint="--broker mqtt[s]://[user@]host[:port]")
-    url, password = BrokerURL.parse(broker), read_password(password_file)
-    if password and not url.user:
-        url = replace(url, user=VIEWER_NAME)
-    view = FleetView(Topics(check_name(fleet, kind="fleet")))
-    link = PahoLink(url, client_id=f"{VIEWER_NAME}-{secrets.token_hex(6)}", password=password)
+    link, topics = _link(broker, fleet, password_file=password_file, credentials=credentials)
+    view = FleetView(topics)
     view.listen(link)
     link.connect(timeout_s=_CONNECT_TIMEOUT_S)
     try:
@@ -65,6 +65,29 @@ def top(
         return
     finally:
         link.close()
+
+
+def _link(broker: str, fleet: str, *, password_file: Path | None, credentials: Path | None) -> tuple[PahoLink, Topics]:
+    """Return a link that is not connected yet, and what to look at."""
+    held = find_credentials(credentials)
+    if held is not None:
+        if held.role == "device":
+            raise UsageError(
+                f"{held.name!r} is enrolled as a device, which sees itself alone",
+                hint="quarl-edge enroll NAME --role viewer",
+            )
+        topics = Topics(held.fleet_or(fleet, default=DEFAULT_FLEET))
+        # A broker that takes the client id from the certificate lets one in at a time.
+        return PahoLink(held.broker_or(broker), client_id=held.name, tls=held.tls()), topics
+    if not broker:
+        raise UsageError("which broker?", hint="--broker mqtt[s]://[user@]host[:port], or --credentials DIR")
+    url, password = BrokerURL.parse(broker), read_password(password_file)
+    if password and not url.user:
+        url = replace(url, user=VIEWER_NAME)
+    client_id = f"{VIEWER_NAME}-{secrets.token_hex(6)}"
+    return PahoLink(url, client_id=client_id, password=password), Topics(
+        check_name(fleet or DEFAULT_FLEET, kind="fleet")
+    )
 
 
 def _listen(view: FleetView, wait_s: float) -> None:

@@ -12,6 +12,7 @@ import typer
 from quarl_device.environments import check_registered
 from quarl_device.errors import KeyFileError, UsageError
 from quarl_device.link import BrokerURL, read_password
+from quarl_device.link.credentials import Credentials, find_credentials
 from quarl_device.names import DEFAULT_FLEET, check_name
 from quarl_device.paths import config_dir
 from quarl_device.wire.keys import LearnerKey
@@ -23,6 +24,7 @@ from quarl_edge.config import ALGORITHMS, TrainConfig, make_config
 from quarl_edge.extras import require_learner, require_metrics
 from quarl_edge.flow.lag import LagBound
 from quarl_edge.learner.result import StopReason, TrainResult
+from quarl_edge.local.access import Login, local_credentials
 from quarl_edge.progress import make_progress
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
 from quarl_edge.task import EMBEDDED_BROKER, check_company, look_at
@@ -36,7 +38,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Total of environment steps, over all sessions of a run.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     broker: Annotated[str, typer.Option(help="'embedded', or mqtt[s]://[user@]host[:port].")] = "embedded",
-    fleet: Annotated[str, typer.Option(help="Fleet that this learner serves.")] = DEFAULT_FLEET,
+    fleet: Annotated[str, typer.Option(help="Fleet that this learner serves. Default: 'default'.")] = "",
     run: Annotated[Path | None, typer.Option(help="Run directory. Default: a new one under runs/.")] = None,
     preset: Annotated[str, typer.Option(help="Hyperparameters of another environment's preset.")] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value; may be given often.")] = None,
@@ -46,6 +48,12 @@ def train(
     ] = False,
     takeover: Annotated[bool, typer.Option("--takeover", help="Serve the fleet even if another learner does.")] = False,
     password_file: Annotated[Path | None, typer.Option(help="Broker password; else QUARL_MQTT_PASSWORD.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="Of the learner, from `broker init`; else QUARL_CREDENTIALS.")
+    ] = None,
+    actor_credentials: Annotated[
+        Path | None, typer.Option(help="Directory with a directory of credentials per local actor.")
+    ] = None,
     learner_key: Annotated[Path | None, typer.Option(help="Signing key; made at first use.")] = None,
     max_policy_lag: Annotated[
         str, typer.Option(help="Refuse older experience: '10' versions, '20000 steps', '30 s'. Default: none.")
@@ -63,13 +71,15 @@ def train(
       quarl-edge train Acrobot-v1 --actors 2 --steps 100000 --seed 3
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
+      quarl-edge train CartPole-v1 --credentials broker/clients/learner --actors 0
       quarl-edge train CartPole-v1 --broker mqtt://localhost --max-policy-lag '30 s' --metrics-port 9464
       quarl-edge train --resume --run runs/CartPole-v1-dqn-20260101T120000Z-s0 --steps 100000
     """
     require_learner("train")
     if metrics_port is not None:
         require_metrics()
-    check_name(fleet, kind="fleet")
+    if fleet:
+        check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
     asked |= _lag_bound(max_policy_lag)
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -77,14 +87,26 @@ def train(
         asked = {"actors": 1, **asked, "lockstep": True}
     wishes = _Wishes(env=env, algorithm=algorithm, preset=preset, asked=asked, settings=tuple(settings or ()))
     config = _resumed(run, wishes) if resume else _fresh(run, wishes)
+    held = _learner_credentials(credentials)
+    if held is not None:
+        broker = str(held.broker_or("" if broker == EMBEDDED_BROKER else broker))
+        fleet = held.fleet_or(fleet, default=DEFAULT_FLEET)
+    fleet = check_name(fleet or DEFAULT_FLEET, kind="fleet")
     check_company(config, broker)
     if broker != EMBEDDED_BROKER:
         BrokerURL.parse(broker)
+    login = Login(
+        password=None if held is not None else read_password(password_file),
+        credentials=held,
+        actor_credentials=actor_credentials,
+    )
+    if held is not None:
+        local_credentials(actor_credentials, config.actors, fleet=fleet)
     access = _Access(
         broker=broker,
         fleet=fleet,
-        key=_learner_key(learner_key),
-        password=read_password(password_file),
+        key=_learner_key(learner_key or (held.signing_key if held is not None else None)),
+        login=login,
         takeover=takeover,
         metrics=None if metrics_port is None else (metrics_host, metrics_port),
     )
@@ -114,7 +136,7 @@ class _Access:
     broker: str
     fleet: str
     key: LearnerKey
-    password: str | None
+    login: Login
     takeover: bool
     metrics: tuple[str, int] | None
 
@@ -166,6 +188,16 @@ def _learner_key(file: Path | None) -> LearnerKey:
         return LearnerKey.load_or_create(path)
 
 
+def _learner_credentials(folder: Path | None) -> Credentials | None:
+    held = find_credentials(folder)
+    if held is not None and held.role != "learner":
+        raise UsageError(
+            f"{held.name!r} is enrolled as a {held.role}, not as a learner",
+            hint="the credentials of `quarl-edge broker init`, or: quarl-edge enroll NAME --role learner",
+        )
+    return held
+
+
 def _run(config: TrainConfig, directory: RunDirectory, access: _Access, *, resume: bool) -> TrainResult:
     with quit_at_interrupt():
         from quarl_edge.learner.stop import StopSignal
@@ -183,7 +215,7 @@ def _run(config: TrainConfig, directory: RunDirectory, access: _Access, *, resum
                 key=access.key,
                 progress=progress,
                 stop=stop,
-                password=access.password,
+                login=access.login,
                 takeover=access.takeover,
                 resume=resume,
                 metrics_at=access.metrics,

@@ -133,7 +133,7 @@ class PolicyPublisher:
                 header=header,
                 size_bytes=len(policy),
                 chunk_bytes=MAX_CHUNK_BYTES,
-                digests=digests or chunk_digests(policy),
+                digests=digests or chunk_digests(policy, chunk_bytes=MAX_CHUNK_BYTES),
             )
             payload = encode_manifest(manifest, self._key.sign)
         return Pushed(
@@ -177,7 +177,10 @@ class PolicyPublisher:
             return answer(), hashlib.sha256(policy).hexdigest(), b""
         # Hashing and inference release the interpreter's lock, and of a large file each takes milliseconds.
         with ThreadPoolExecutor(max_workers=2) as pool:
-            hashed, digests = pool.submit(hashlib.sha256, policy), pool.submit(chunk_digests, policy)
+            hashed, digests = (
+                pool.submit(hashlib.sha256, policy),
+                pool.submit(chunk_digests, policy, chunk_bytes=MAX_CHUNK_BYTES),
+            )
             return answer(), hashed.result().hexdigest(), digests.result()
 
     def _must_wait(self, pushed: Pushed) -> bool:

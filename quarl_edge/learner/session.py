@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from quarl_edge.learner.publisher import PolicyPublisher
 from quarl_edge.learner.receiver import FlowReport, Receiver
 from quarl_edge.learner.result import TrainResult, nothing_happened
 from quarl_edge.learner.stop import StopSignal
+from quarl_edge.local.access import LEARNER_NAME
 from quarl_edge.local.actors import ActorProcesses
 from quarl_edge.local.evaluator import Evaluator, Judged
 from quarl_edge.progress import Progress
@@ -50,7 +52,6 @@ from quarl_export.networks import HeadOutput, NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
 
-LEARNER_NAME = "learner"
 TFLITE_RUNTIME = "tflite-runtime"
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -62,6 +63,8 @@ class Fleet:
     Attributes:
         url: of the broker.
         password: of the learner's user there, `None` where the broker asks for none.
+        client_id: towards the broker; "" takes a random one per connection.
+        tls: shows the learner's certificate; `None` where there is none to show.
         name: of the fleet.
         key: signs pushes.
         takeover: serve the fleet even if another learner does.
@@ -73,6 +76,8 @@ class Fleet:
     password: str | None
     name: str
     key: LearnerKey
+    client_id: str = ""
+    tls: ssl.SSLContext | None = None
     takeover: bool = False
     clear: bool = False
     check_broker: Callable[[], None] = lambda: None
@@ -221,9 +226,11 @@ class Session:
     def _connected(self, last_words: bytes | None) -> Iterator[PahoLink]:
         # A broker throws the older of two clients with one id off: an account may serve several learners, so the id is
         # not the user. 23 bytes are what every broker takes.
-        client_id = f"{LEARNER_NAME}-{secrets.token_hex(6)}"
+        # A certificate serves one learner: a broker that takes the client id from it does that throwing off anyway.
+        client_id = self._fleet.client_id or f"{LEARNER_NAME}-{secrets.token_hex(6)}"
         will = None if last_words is None else Will(topic=self._topics.learner, payload=last_words, retain=True)
-        link = PahoLink(self._fleet.url, client_id=client_id, password=self._fleet.password, will=will)
+        fleet = self._fleet
+        link = PahoLink(fleet.url, client_id=client_id, password=fleet.password, will=will, tls=fleet.tls)
         link.connect(timeout_s=_CONNECT_TIMEOUT_S)
         try:
             yield link

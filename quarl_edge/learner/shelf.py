@@ -63,9 +63,12 @@ class _Held:
     sent_s: list[float]
     listeners: set[str] = field(default_factory=set)
     first_s: float = float("inf")
-    wanted_s: float = _NEVER
+    wanted_s: dict[str, float] = field(default_factory=dict)  # by device: when it asked last
     place: int = -1  # of the next chunk of the fan-out; -1 before it begins
     repairs: deque[int] = field(default_factory=deque)
+
+    def is_wanted(self, now_s: float) -> bool:
+        return any(now_s - asked_s < _WANTED_S for asked_s in self.wanted_s.values())
 
     @property
     def fanned_out(self) -> bool:
@@ -106,7 +109,7 @@ class Shelf:
             self._held[-1].manifest = manifest
             return
         if len(self._held) == 2:
-            del self._held[1 if now_s - self._held[0].wanted_s < _WANTED_S else 0]
+            del self._held[1 if self._held[0].is_wanted(now_s) else 0]
         self._held.append(_Held(manifest=manifest, policy=policy, put_s=now_s, sent_s=[_NEVER] * manifest.count))
 
     def clear(self) -> None:
@@ -120,11 +123,11 @@ class Shelf:
             PayloadRefused: no chunk begins at an offset.
         """
         held = next((held for held in self._held if held.manifest.header.sha256 == need.sha256), None)
+        self._note(device, held, now_s)
         if held is None:
             self.counters.strange += 1
             return
         wanted = [held.manifest.index_of(offset) for offset in need.offsets]
-        held.wanted_s = now_s
         if held.place < 0:
             held.first_s = min(held.first_s, now_s)
             if len(held.listeners) < _MAX_DEVICES:
@@ -135,6 +138,14 @@ class Shelf:
                 self.counters.spared += 1
             else:
                 held.repairs.append(index)
+
+    def _note(self, device: str, wanted: _Held | None, now_s: float) -> None:
+        # A device assembles one policy at a time: what it asked for before, it has or has given up.
+        for held in self._held:
+            if held is not wanted:
+                held.wanted_s.pop(device, None)
+        if wanted is not None and len(wanted.wanted_s) < _MAX_DEVICES:
+            wanted.wanted_s[device] = now_s
 
     def next(self, now_s: float, audience: int) -> Chunk | None:
         """Return the chunk to send now, `None` if there is none.

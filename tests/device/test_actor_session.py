@@ -653,3 +653,20 @@ def test_a_late_ack_does_not_bring_a_learner_back_that_has_left():
     assert session.blocked() == ""
     session.learner_online(epoch=1, beat=2, lockstep=False, now_s=0.0)
     assert session.blocked() == "no credit"
+
+
+def test_what_a_slow_link_still_carries_is_not_sent_again():
+    """Eight MiB take a minute on some links: sending them again after a second would never end."""
+    session = ready(resend_after_s=1.0, stuck_after_s=60.0, learner_silent_s=1e6)
+    grant(session, 9)
+    make(session, 3)
+    assert drain(session) == [0, 1, 2]
+    for second in range(1, 60):
+        session.tick(float(second), in_air=True)
+        assert drain(session) == []
+    session.tick(60.0, in_air=True)
+    assert drain(session) == [0, 1, 2], "but it is not waited for for ever"
+    session.tick(61.0)
+    assert drain(session) == []
+    session.tick(62.1)
+    assert drain(session) == [0, 1, 2]

@@ -1,6 +1,5 @@
 """The link's conformance suite on the fake, the embedded broker and a real Mosquitto; and what only paho can do."""
 
-import contextlib
 import logging
 import random
 import socket
@@ -11,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.errors import BrokerRefused, BrokerUnreachable, UsageError
-from quarl_device.link import Backoff, BrokerURL, LinkLimits, PahoLink, read_password
-from quarl_device.testing.fake_broker import FakeBroker
-from quarl_device.testing.link_conformance import LINK_CHECKS, LinkCase, until
+from quarl_device.link import Backoff, BrokerURL, PahoLink, read_password
+from quarl_device.testing.link_conformance import until
 from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.testing.tcp_proxy import TcpProxy
 from quarl_edge.broker import EmbeddedBroker
@@ -21,64 +19,6 @@ from quarl_edge.broker import EmbeddedBroker
 USERS = {name: f"secret-{name}" for name in ("a", "b", "d", "w")}
 CAP = 100_000
 QUICK = Backoff(base_s=0.05, cap_s=0.2)
-
-
-@contextlib.contextmanager
-def fake_case(_):
-    broker, links = FakeBroker(USERS), []
-
-    def make(name, will):
-        links.append(broker.link(name, password=USERS[name], will=will, max_payload_bytes=CAP))
-        return links[-1]
-
-    @contextlib.contextmanager
-    def outage():
-        broker.down()
-        yield
-        broker.up()
-        for link in links:
-            link.reconnect()
-
-    yield LinkCase(
-        make=make,
-        stranger=lambda: broker.link("a", password="wrong"),
-        cut=broker.cut,
-        outage=outage,
-        cap_bytes=CAP,
-    )
-
-
-@contextlib.contextmanager
-def paho_case(url):
-    """Each client has a proxy of its own in front of the broker, so that it can be cut off alone."""
-    port = BrokerURL.parse(url).port
-    with contextlib.ExitStack() as stack:
-        proxies = {name: stack.enter_context(TcpProxy(port)) for name in USERS}
-
-        def make(name, will):
-            link = PahoLink(
-                BrokerURL.parse(f"mqtt://{name}@127.0.0.1:{proxies[name].port}"), client_id=name,
-                password=USERS[name], will=will, backoff=QUICK, limits=LinkLimits(max_payload_bytes=CAP),
-            )  # fmt: skip
-            stack.callback(link.close)
-            return link
-
-        @contextlib.contextmanager
-        def outage():
-            for proxy in proxies.values():
-                proxy.refuse()
-                proxy.cut()
-            yield
-            for proxy in proxies.values():
-                proxy.refuse(False)
-
-        yield LinkCase(
-            make=make,
-            stranger=lambda: paho(url, password="wrong"),
-            cut=lambda name: proxies[name].cut(),
-            outage=outage,
-            cap_bytes=CAP,
-        )
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +31,6 @@ def embedded():
 def mosquitto():
     with Mosquitto(USERS) as broker:
         yield broker.url
-
-
-@pytest.mark.parametrize("check", LINK_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("kind", ["fake", "embedded", "mosquitto"])
-def test_conformance(kind, check, request):
-    url = None if kind == "fake" else request.getfixturevalue(kind)
-    with (fake_case if kind == "fake" else paho_case)(url) as case:
-        check(case)
 
 
 def free_port():

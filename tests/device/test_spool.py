@@ -234,6 +234,19 @@ def test_a_block_that_goes_bad_while_it_waits_is_dropped_when_it_is_due(spool, t
     assert "block 1 is damaged and dropped" in caplog.text
 
 
+def test_a_block_that_cannot_be_read_for_now_is_not_given_up(spool, monkeypatch):
+    one = spool(A)
+    fill(one, 20)
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert one.get(0) is None
+    assert (len(one), one.dropped_blocks, one.get(0)) == (20, 0, payload(A, 0))
+
+
 def test_a_file_that_vanishes_costs_its_blocks_and_ends_nothing(spool, tmp_path):
     one = spool(A)
     fill(one, 20)
@@ -391,6 +404,21 @@ def test_a_full_disk_loses_nothing_says_why_and_is_tried_again(spool, full_disk,
     assert deliver(spool(B)) == [(A, n) for n in range(4)]
     assert caplog.text.count("cannot be written") == 1
     assert "is written again" in caplog.text
+
+
+def test_what_waits_in_memory_is_not_taken_for_a_block_of_an_earlier_life(spool, full_disk):
+    one = spool(A)
+    fill(one, 1)
+    kill(one)
+    two = spool(B)
+    fill(two, 1)
+    full_disk["full"] = True
+    two.put(1, payload(B, 1))
+    assert (two.delivering, two.get(1), two.next_held(1)) == (A, None, None)
+    two.free(0)
+    assert (two.delivering, two.get(1), two.next_held(1)) == (B, payload(B, 1), 1)
+    full_disk["full"] = False
+    assert deliver(two) == [(B, 0), (B, 1)]
 
 
 def test_what_waits_in_memory_may_be_delivered_dropped_or_left(spool, full_disk):

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +20,17 @@ from quarl_device.spool.disk import DiskSpool
 from quarl_edge.ingest.sessions import MAX_LIVES, SessionTable, Verdict
 
 STEPS = 10
-logging.getLogger("quarl_device.spool.disk").setLevel(logging.ERROR)
 SESSION = SessionConfig(max_in_flight_blocks=3, max_offline_s=1e9)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet():
+    """Thousands of restarts, each with a line about what it found."""
+    logger = logging.getLogger("quarl_device.spool.disk")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
 
 
 class Device:

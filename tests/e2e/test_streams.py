@@ -89,16 +89,16 @@ class Scene:
         counts = [path.read_bytes() for path in (self.folder / "counts").iterdir()]
         return sum(struct.unpack("<Q", data)[0] for data in counts if len(data) == 8)
 
-    def wait_for_more(self, blocks, *, seconds=60):
+    def wait_for_more(self, blocks, *, seconds=120):
         """Wait until so many more blocks are stored."""
         wanted = len(self.stamps()) + blocks
         self._wait(lambda: len(self.stamps()) >= wanted, f"{blocks} more blocks", seconds)
 
-    def wait_for_life(self, number, *, seconds=60):
+    def wait_for_life(self, number, *, seconds=120):
         """Wait until the blocks of so many lives are stored."""
         self._wait(lambda: len({s.boot_id for s in self.stamps()}) >= number, f"life {number}", seconds)
 
-    def wait_for_steps(self, steps, *, seconds=60):
+    def wait_for_steps(self, steps, *, seconds=120):
         """Wait until the environments have made so many more."""
         wanted = self.made() + steps
         self._wait(lambda: self.made() >= wanted, f"{steps} more steps", seconds)
@@ -236,7 +236,7 @@ def test_all_of_them_are_killed_while_a_full_spool_stands_still(tmp_path):
             scene.wait_for_more(20)
             proxy.refuse()
             proxy.cut()
-            scene._wait(lambda: "spool full" in scene.actor.said(), "a full spool", 60)
+            scene._wait(lambda: "spool full" in scene.actor.said(), "a full spool", 120)
             made = scene.made()
             scene.kill(scene.learner)
             time.sleep(0.5)

@@ -18,7 +18,8 @@ from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec, ExtraSpec
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.learner_telemetry import Lag, LearnerTelemetry
-from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, Telemetry
+from quarl_device.wire.manifest import decode_manifest, encode_manifest, make_manifest
+from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, Need, Telemetry
 from quarl_device.wire.push import Exploration, PushHeader, decode_push, encode_push
 
 HERE = Path(__file__).parent
@@ -137,8 +138,8 @@ def _blocks() -> list[Golden]:
     ]
 
 
-def _push() -> Golden:
-    header = PushHeader(
+def _header() -> PushHeader:
+    return PushHeader(
         epoch=1_700_000_000,
         version=12,
         env_steps=34_567,
@@ -151,12 +152,34 @@ def _push() -> Golden:
         variables_read_unix_ns=1_700_000_000_123_456_789,
         reset=True,
     )
+
+
+def _push() -> Golden:
     return Golden(
         "push.bin",
-        (header, POLICY),
+        (_header(), POLICY),
         lambda value: encode_push(*value, KEY.sign),
         lambda payload: decode_push(payload, KEY.public.verify),
     )
+
+
+def _chunked() -> list[Golden]:
+    """Return a manifest and the last of the three chunks that it describes, which is the shortest."""
+    manifest = make_manifest(_header(), POLICY, chunk_bytes=100)
+
+    def checked(chunk: bytes) -> bytes:
+        manifest.check(manifest.index_of(200), chunk)
+        return chunk
+
+    return [
+        Golden(
+            "manifest.bin",
+            manifest,
+            lambda value: encode_manifest(value, KEY.sign),
+            lambda payload: decode_manifest(payload, KEY.public.verify),
+        ),
+        Golden("chunk_200.bin", POLICY[200:], lambda value: value, checked),
+    ]
 
 
 def _birth(**changes: Any) -> LearnerBirth:
@@ -233,6 +256,7 @@ def _messages() -> list[Golden]:
             handler_errors=5,
             lags={"pi-1": Lag(versions=1, steps=512, age_s=0.25), "pi-2": Lag()},
         ),
+        "need": Need(sha256=hashlib.sha256(POLICY).hexdigest(), offsets=(0, 100, 200)),
         "telemetry": Telemetry(
             boot_id=BOOT_ID,
             steps=123_456,
@@ -257,7 +281,7 @@ def _messages() -> list[Golden]:
 
 def golden_files() -> list[Golden]:
     """Return every golden file."""
-    return [*_messages(), _push(), *_blocks()]
+    return [*_messages(), _push(), *_chunked(), *_blocks()]
 
 
 def main() -> None:

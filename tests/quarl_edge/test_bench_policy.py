@@ -25,6 +25,19 @@ def test_bench_push_says_what_it_measured(capfd):
     assert said["identical"] is True
 
 
+@pytest.mark.parametrize(("hidden", "chunks"), [("8", 0), ("640,640", 7)])
+def test_bench_push_end_to_end_counts_every_actor(capfd, hidden, chunks):
+    words = ("--end-to-end", "--hidden", hidden, "--actors", 2, "--pushes", 3, "--format", "json")
+    code, out, err = run(capfd, "bench", "push", *words)
+    assert code == 0, err
+    said = json.loads(out.splitlines()[-1])
+    assert (said["actors"], said["pushes"], said["chunks"], said["broker"]) == (2, 3, chunks, "mosquitto")
+    assert 0 < said["prepare_ms_p50"] < said["any_actor_ms_p50"] <= said["first_action_ms_p50"]
+    assert said["first_action_ms_p50"] <= said["first_action_ms_p99"]
+    assert chunks <= said["chunks_sent"] < 2 * chunks + 1
+    assert {"bytes", "runtime", "machine"} <= set(said)
+
+
 def test_bench_act_says_what_it_measured(capfd):
     code, out, _ = run(capfd, "bench", "act", "--hidden", "8", "--calls", 200, "--format", "json")
     assert code == 0

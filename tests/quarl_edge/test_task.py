@@ -24,9 +24,9 @@ def test_continuous_actions_are_refused():
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1"])
-@pytest.mark.parametrize("hidden", ["8192,8192", "600,600", "200," * 16, "256," * 7])
+@pytest.mark.parametrize("hidden", ["8192,8192", "6000,6000,6000", "2500," * 16, "4096," * 7])
 def test_a_network_over_the_push_cap_is_refused_with_one_that_fits(env_id, hidden):
-    with pytest.raises(UsageError, match=r"a push carries at most 258,048") as refused:
+    with pytest.raises(UsageError, match=r"a push carries at most 67,108,864") as refused:
         look_at(make_config(env_id, settings=[f"hidden={hidden}"]))
     found = re.fullmatch(r"--set (hidden=[\d,]+)", refused.value.hint)
     assert found
@@ -34,7 +34,7 @@ def test_a_network_over_the_push_cap_is_refused_with_one_that_fits(env_id, hidde
     look_at(make_config(env_id, settings=[found[1]]))
 
 
-@pytest.mark.parametrize("hidden", ["256,256", "480,480", "8192"])
+@pytest.mark.parametrize("hidden", ["256,256", "2048,2048,2048", "8192"])
 def test_a_network_that_fits_is_not_refused(hidden):
     look_at(make_config("CartPole-v1", settings=[f"hidden={hidden}"]))
 

@@ -27,7 +27,7 @@ _REFILL_AT = MAX_NEEDED_CHUNKS // 2
 _FIRST_PACE_S = 0.25
 _PACES_OF_SILENCE = 4.0
 _LEAST_SILENCE_S, _MOST_SILENCE_S = 0.1, 30.0
-_SILENCES_BEFORE_GIVING_UP = 4
+_SILENCES_BEFORE_GIVING_UP = 2
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ class Fetch:
         self._asked: set[int] = set()
         self._replaced_one = False
         self._pace_s = _FIRST_PACE_S
-        self._progress_s = 0.0
+        self._progress_s = self._asked_s = 0.0
         self._silences = 0
         self._ask_at_s = 0.0
 
@@ -142,6 +142,8 @@ class Fetch:
             index = manifest.index_of(offset)
             if self._chunks[index] is not None:
                 self.counters.duplicates += 1
+                # The link is busy with what somebody asked for: more questions would only make it busier.
+                self._listen(now_s)
                 return None
             manifest.check(index, payload)
         except PayloadRefused:
@@ -158,8 +160,8 @@ class Fetch:
         if now_s >= self._silent_at_s:
             self._asked.clear()
             self._silences += 1
-            if self._silences > _SILENCES_BEFORE_GIVING_UP and self.waiting is not None:
-                # Nobody has this one any more.
+            if self.waiting is not None and (self._held == 0 or self._silences > _SILENCES_BEFORE_GIVING_UP):
+                # Nobody has this one any more, it seems.
                 self.counters.abandoned += 1
                 self._next(now_s)
                 return self.ask(now_s)
@@ -168,6 +170,7 @@ class Fetch:
         wanted = (i for i in places if self._chunks[i] is None and i not in self._asked)
         picked = [index for index, _ in zip(wanted, range(room), strict=False)]
         self._asked.update(picked)
+        self._asked_s = now_s
         self._listen(now_s)
         if not picked:
             return None
@@ -212,7 +215,8 @@ class Fetch:
             self._hashed += 1
         self.counters.kept += 1
         # The longest gap of late: on a slow link a chunk takes seconds, and asking earlier would double the traffic.
-        self._pace_s = max(now_s - self._progress_s, 0.9 * self._pace_s)
+        # What this device waited before it asked again was no gap of the link's.
+        self._pace_s = max(now_s - max(self._progress_s, self._asked_s), 0.9 * self._pace_s)
         self._progress_s = now_s
         self._silences = 0
         self._listen(now_s)
@@ -222,9 +226,11 @@ class Fetch:
                 self._ask_at_s = now_s
 
     def _listen(self, now_s: float) -> None:
-        """Ask nothing until it has been silent for long enough."""
+        """Ask nothing until it has been silent for long enough; chunks that help nothing do not put it off for ever."""
         silence_s = max(_LEAST_SILENCE_S, _PACES_OF_SILENCE * self._pace_s) * 2.0 ** min(self._silences, 16)
-        self._ask_at_s = self._silent_at_s = now_s + min(silence_s, _MOST_SILENCE_S) * self._rng.uniform(0.75, 1.25)
+        silent_at_s = now_s + min(silence_s, _MOST_SILENCE_S) * self._rng.uniform(0.75, 1.25)
+        latest_s = max(self._progress_s, self._asked_s) + _MOST_SILENCE_S
+        self._ask_at_s = self._silent_at_s = min(silent_at_s, latest_s)
 
     def _complete(self, now_s: float) -> tuple[PushHeader, bytes]:
         assert self.manifest is not None  # noqa: S101  only an assembly can become whole

@@ -77,7 +77,7 @@ class Outbox(Protocol):
         ...
 
     def get(self, sequence: int) -> bytes | None:
-        """Return a held block of the delivered life, or None when it is held no longer."""
+        """Return a held block of the delivered life, or None when it is held no longer, or cannot be read now."""
         ...
 
     def gap_before(self, sequence: int) -> tuple[tuple[int, int], ...]:

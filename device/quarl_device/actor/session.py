@@ -47,6 +47,7 @@ class SessionConfig:
     Attributes:
         resend_after_s: silence after which blocks that are out are sent again; doubles up to `resend_max_s`.
         resend_max_s: see above.
+        stuck_after_s: the same while the broker has not even taken them, as on a slow link.
         announce_every_s: how often the device's birth is renewed.
         learner_silent_s: a learner not heard of for so long counts as gone.
         max_in_flight_blocks: most blocks sent and not yet inserted. Times the number of devices it should stay below
@@ -58,6 +59,7 @@ class SessionConfig:
 
     resend_after_s: float = 1.0
     resend_max_s: float = 10.0
+    stuck_after_s: float = 60.0
     announce_every_s: float = 10.0
     learner_silent_s: float = 30.0
     max_in_flight_blocks: int = 64
@@ -217,8 +219,14 @@ class ActorSession:
             self._follow(now_s)
         return moved
 
-    def tick(self, now_s: float) -> None:
-        """Time passed: send again what stayed unanswered, ask again for credit, notice a silent learner."""
+    def tick(self, now_s: float, *, in_air: bool = False) -> None:
+        """Time passed: send again what stayed unanswered, ask again for credit, notice a silent learner.
+
+        Args:
+            now_s: monotonic time.
+            in_air: the broker has not taken yet what was sent. On a slow link that explains the silence, and sending
+                again would only lengthen it; for `stuck_after_s`.
+        """
         if self._learner_online and now_s - self._learner_heard_s > self._config.learner_silent_s:
             self._learner_online = False
         self._note_absence(now_s)
@@ -226,7 +234,8 @@ class ActorSession:
             return
         lacks_credit = self._lacks_credit()
         waiting = bool(self._in_flight) or lacks_credit
-        if waiting and now_s - self._quiet_since_s >= self._patience_s:
+        patience_s = max(self._patience_s, self._config.stuck_after_s) if in_air else self._patience_s
+        if waiting and now_s - self._quiet_since_s >= patience_s:
             self._patience_s = min(2 * self._patience_s, self._config.resend_max_s)
             self._quiet_since_s = now_s
             self._send_again()

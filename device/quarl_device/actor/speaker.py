@@ -88,6 +88,8 @@ class Speaker:
             payload = outbox.get(sequence)
             if payload is None:
                 session.not_held(time.monotonic())
+                if outbox.next_held(sequence) == sequence:
+                    return  # for now: it is tried again at the next event
                 continue
             payload = restamped(payload, base=session.base, dropped=outbox.gap_before(sequence))
             # Before the publish: on a link in memory the ack comes before it returns.

@@ -63,7 +63,7 @@ class Ticker:
             slow = shared.outbox.upkeep(now_s)
             if session.link_up and not self._link.connected:
                 session.link_changed(up=False, now_s=now_s)
-            session.tick(now_s)
+            session.tick(now_s, in_air=self._link.connected and not self._link.flush(timeout_s=0.0))
             if shared.standstill.is_news(now_s):
                 session.request_announce()
             if session.announce_due(now_s):

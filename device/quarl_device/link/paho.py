@@ -21,13 +21,13 @@ from typing import Any
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
-from quarl_device.errors import BrokerRefused, BrokerUnreachable, LinkError, QuarlError
+from quarl_device.errors import BrokerNotTrusted, BrokerRefused, BrokerUnreachable, LinkError, QuarlError
 from quarl_device.link.inflight import Inflight
 from quarl_device.link.protocol import Backoff, Handler, LinkCounters, LinkLimits, Message, Will
 from quarl_device.link.read_ahead import ReadAhead
 from quarl_device.link.router import Router, check_topic
 from quarl_device.link.url import BrokerURL
-from quarl_device.link.wording import plain, refusal
+from quarl_device.link.wording import Refusal, plain, refusal, tls_fault, unanswered
 from quarl_device.wire.limits import check_outgoing
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class PahoLink:
         will: what the broker publishes when this link dies without a word.
         limits: caps and waits.
         backoff: delays between attempts.
-        tls: for `mqtts`; by default the system's certificates are trusted.
+        tls: for `mqtts`, see `Credentials.tls`; by default the system's certificates are trusted and none is shown.
 
     Raises:
         PayloadTooLarge: the will is over the cap.
@@ -98,7 +98,9 @@ class PahoLink:
 
         Raises:
             BrokerUnreachable: nothing answered within `timeout_s`; says where, how long, and the last error.
-            BrokerRefused: wrong user, password or client id, an untrusted certificate, or a denied subscription.
+            BrokerRefused: wrong user, password or client id, or a denied subscription.
+            CertificateRefused: the broker refused this client's certificate, or wants one.
+            BrokerNotTrusted: the broker's certificate does not hold.
             LinkError: the link is closed, meanwhile too, or already connected.
         """
         if self._closed or self._loop is not None:
@@ -193,7 +195,7 @@ class PahoLink:
 
     # -- for the loop ----------------------------------------------------------------------------------------------
 
-    def _make_client(self) -> mqtt.Client:
+    def _make_client(self) -> _Client:
         client = _Client(
             CallbackAPIVersion.VERSION2,
             client_id=self.client_id,
@@ -217,7 +219,13 @@ class PahoLink:
 
 
 class _Client(mqtt.Client):
-    """paho, but a TLS handshake that fails closes its socket, and what has been read ahead is handled at once."""
+    """paho, but it reads ahead, a TLS handshake that fails closes its socket, and what TLS said is kept.
+
+    With TLS 1.3 a broker refuses a client's certificate after the handshake: the first read brings the alert, which
+    paho makes into "connection lost".
+    """
+
+    tls_said: ssl.SSLError | None = None
 
     def _create_socket(self) -> Any:
         return ReadAhead(super()._create_socket())
@@ -240,7 +248,15 @@ class _Client(mqtt.Client):
         if context is None:
             raise ValueError("no TLS context")
         tcp_sock.settimeout(self._connect_timeout)
+        self.tls_said = None
         return context.wrap_socket(tcp_sock, server_hostname=self._host)
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        try:
+            return super()._sock_recv(bufsize)
+        except ssl.SSLError as error:
+            self.tls_said = error
+            raise
 
 
 class _Loop:
@@ -284,8 +300,8 @@ class _Loop:
             self.attempts += 1
             try:
                 self._live()
-            except ssl.SSLCertVerificationError as error:
-                self._fail(f"its certificate is not trusted: {error.verify_message}", final=True)
+            except ssl.SSLError as error:
+                self._refuse(tls_fault(error))
             except Exception as error:  # whatever paho or the system throws, the link goes on
                 self._fail(plain(error), hint="is it running?")
             was_ready = self._ready
@@ -323,19 +339,28 @@ class _Loop:
             if not self._ready and not self._halt.is_set() and time.monotonic() > self._confirm_by:
                 raise TimeoutError("the broker accepted the connection but does not answer")
         if self._connack_code:
-            said = refusal(self._connack_code, password_given=self.link._password is not None)
-            self._fail(said.reason, final=said.final, hint=said.hint)
+            given = self.link._password is not None
+            self._refuse(refusal(self._connack_code, password_given=given, tls=self.link.url.tls))
+        elif self.client.tls_said is not None and not self._halt.is_set():
+            self._refuse(tls_fault(self.client.tls_said))
         elif code == MQTTErrorCode.MQTT_ERR_PROTOCOL and not self.up:
             # Not final: paho does not tell a broker that refuses the version from one that talks nonsense.
             self._fail("it does not speak MQTT 3.1.1")
         elif not self._halt.is_set():
-            self._fail(mqtt.error_string(code).rstrip("."))
+            self._fail(mqtt.error_string(code).rstrip(".") + ("" if self.up else unanswered(tls=self.link.url.tls)))
 
-    def _fail(self, reason: str, *, final: bool = False, hint: str = "") -> None:
+    def _refuse(self, said: Refusal) -> None:
+        self._fail(said.reason, final=said.final, hint=said.hint, error=said.error)
+
+    def _fail(
+        self, reason: str, *, final: bool = False, hint: str = "", error: type[BrokerRefused] = BrokerRefused
+    ) -> None:
         self.link.counters.last_error = reason
         address = self.link.url.address
         if final and not self.first.is_set() and self.fault is None:
-            self.fault = BrokerRefused(f"the broker at {address} refused {self.link.client_id!r}: {reason}", hint=hint)
+            broker, client = f"the broker at {address}", repr(self.link.client_id)
+            who = f"{client} refused {broker}" if error is BrokerNotTrusted else f"{broker} refused {client}"
+            self.fault = error(f"{who}: {reason}", hint=hint)
         if not self.first.is_set():
             return
         mends = f" ({hint})" if hint else ""

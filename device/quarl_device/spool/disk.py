@@ -12,6 +12,7 @@ tries again. Who looks at `fault` makes no more blocks meanwhile.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -21,13 +22,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from quarl_device.errors import SpoolInUse, StateUnwritable, UsageError
-from quarl_device.files import sync_directory
+from quarl_device.spool.appender import Appender
 from quarl_device.spool.config import SpoolConfig
 from quarl_device.spool.records import (
     BLOCK,
     FREED,
     HEADER_BYTES,
-    PREAMBLE,
     encode_header,
     payload_of,
     read_header,
@@ -37,6 +37,7 @@ from quarl_device.spool.segment import SUFFIX, Entry, Segment
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 1.0
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # says nothing about the file
 
 
 class DiskSpool:
@@ -49,7 +50,6 @@ class DiskSpool:
 
     Attributes:
         recovered: what earlier lives left.
-        bytes_written: by this life.
 
     Raises:
         StateUnwritable: the directory cannot be used, or was written by another version.
@@ -59,18 +59,17 @@ class DiskSpool:
 
     def __init__(self, directory: Path, *, boot_id: str, config: SpoolConfig | None = None) -> None:
         self.boot_id = boot_id
-        self.bytes_written = 0
         self._directory = directory
         self._config = config or SpoolConfig()
-        self._lock = self._file = -1
-        self._rotated: list[int] = []  # files that wait for their last fsync
+        self._lock = -1
+        self._appender = Appender(directory, self._config)
         self._reader: tuple[Path | None, int] = (None, -1)
         self._next = 0
         self._task = _fingerprint("")
         self._unwritten: tuple[int, bytes, int] | None = None
-        self._write_fault = self._sync_fault = ""
-        self._retry_s = self._synced_s = 0.0
-        self._dirty = self._freed_since_mark = False
+        self._write_fault = ""
+        self._retry_s = 0.0
+        self._freed_since_mark = False
         self._last_freed = ("", -1)
         self.recovered = self._open()
         if boot_id in {segment.life for segment in self.recovered.segments}:
@@ -139,12 +138,17 @@ class DiskSpool:
     @property
     def fault(self) -> str:
         """Why what was put last could not be kept safe (yet), "" if it could."""
-        return self._write_fault or self._sync_fault
+        return self._write_fault or self._appender.fault
 
     @property
     def pending_bytes(self) -> int:
         """Bytes held on disk, in all lives."""
         return self._held_bytes
+
+    @property
+    def bytes_written(self) -> int:
+        """To files, by this life."""
+        return self._appender.bytes_written
 
     def __len__(self) -> int:
         return sum(map(len, self._segments)) + (self._unwritten is not None)
@@ -154,17 +158,16 @@ class DiskSpool:
         for segment in self._delivered():
             if segment.last >= sequence:
                 return segment.next_held(sequence)
-        waiting = self._unwritten
-        own = waiting is not None and self.delivering == self.boot_id
-        return waiting[0] if waiting is not None and own and waiting[0] >= sequence else None
+        waiting = self._waiting()
+        return waiting[0] if waiting is not None and waiting[0] >= sequence else None
 
     def get(self, sequence: int) -> bytes | None:
-        """Return a held block of the delivered life, or None when it is held no longer or damaged by now."""
+        """Return a held block of the delivered life, or None when it is held no longer, or cannot be read now."""
         for segment in self._delivered():
             if segment.last >= sequence:
                 entry = segment.entry(sequence)
                 return None if entry is None else self._read(segment, entry)
-        waiting = self._unwritten
+        waiting = self._waiting()
         return waiting[1] if waiting is not None and waiting[0] == sequence else None
 
     def gap_before(self, sequence: int) -> tuple[tuple[int, int], ...]:
@@ -176,6 +179,10 @@ class DiskSpool:
             found = segment.held_before(sequence)
             before = before if found is None else found
         return ((before + 1, sequence - 1),) if 0 <= before < sequence - 1 else ()
+
+    def _waiting(self) -> tuple[int, bytes, int] | None:
+        """Return the block that is not on disk yet, if it is of the delivered life."""
+        return self._unwritten if self.delivering == self.boot_id else None
 
     def _delivered(self) -> Iterator[Segment]:
         """Yield the segments of the delivered life that hold blocks."""
@@ -206,17 +213,13 @@ class DiskSpool:
         if self._unwritten is None:
             return
         sequence, payload, steps = self._unwritten
+        head = encode_header(
+            kind=BLOCK, life=self.boot_id, task=self._task, sequence=sequence, steps=steps, payload=payload
+        )
         try:
-            if self._file < 0 or self._segments[-1].size_bytes >= self._config.segment_bytes:
+            if self._appender.file < 0 or self._appender.size_bytes >= self._config.segment_bytes:
                 self._rotate()
-            segment = self._segments[-1]
-            head = encode_header(
-                kind=BLOCK, life=self.boot_id, task=self._task, sequence=sequence, steps=steps, payload=payload
-            )
-            offset = segment.size_bytes
-            self._append(head, payload)
-            if self._config.sync == "always":
-                os.fdatasync(self._file)
+            offset = self._appender.append(head, payload)
         except OSError as cause:
             if not self._write_fault:
                 _LOG.error("spool %s cannot be written: %s", self._directory, cause.strerror)
@@ -227,58 +230,16 @@ class DiskSpool:
         self._write_fault, self._unwritten = "", None
         header = read_header(head)
         assert header is not None  # noqa: S101  just made
-        segment.add(offset, header)
+        self._segments[-1].add(offset, header)
         self._held_bytes += header.size_bytes
-
-    def _append(self, head: bytes, payload: bytes = b"") -> None:
-        """Write a whole record, or leave the file as it was."""
-        segment, total = self._segments[-1], len(head) + len(payload)
-        try:
-            written = os.writev(self._file, (head, payload))
-            if written < total:
-                view = memoryview(head + payload)[written:]
-                while view:
-                    view = view[os.write(self._file, view) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, segment.size_bytes)
-            raise
-        segment.size_bytes += total
-        self.bytes_written += total
-        self._dirty = True
 
     def _rotate(self) -> None:
         """Begin a file."""
         path = self._directory / f"{self._number:020d}{SUFFIX}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(path, flags, 0o600)
-        try:
-            if os.write(file, PREAMBLE) < len(PREAMBLE):
-                raise OSError(0, "no space for the beginning of a file")
-            if self._config.sync == "always":
-                sync_directory(self._directory)
-        except OSError:
-            os.close(file)
-            with contextlib.suppress(OSError):
-                path.unlink()
-            raise
-        self._retire_file()
-        self._file = file
-        self._segments.append(
-            Segment(number=self._number, path=path, life=self.boot_id, task=self._task, size_bytes=len(PREAMBLE))
-        )
+        self._appender.begin(path)
+        self._segments.append(Segment(path=path, life=self.boot_id, task=self._task))
         self._number += 1
-        self.bytes_written += len(PREAMBLE)
         self._tidy()
-
-    def _retire_file(self) -> None:
-        """Write to the last file no longer; it still has to reach the disk."""
-        if self._file >= 0:
-            if self._config.sync == "interval":
-                self._rotated.append(self._file)
-            else:
-                os.close(self._file)
-        self._file = -1
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
@@ -304,7 +265,7 @@ class DiskSpool:
             while len(segment):
                 self._drop(segment.pop_first())
             if segment is self._segments[-1]:
-                self._retire_file()
+                self._appender.end()
             self._segments.remove(segment)
             self._unlink(segment)
         if fingerprint != self._task and self._unwritten is not None:
@@ -346,7 +307,7 @@ class DiskSpool:
         """Remove the files at the beginning that hold nothing, but for the one that is written."""
         while len(self._segments) > 1 and not len(self._segments[0]):
             self._unlink(self._segments.popleft())
-        if self._file < 0 and self._segments and not len(self._segments[0]):
+        if self._appender.file < 0 and self._segments and not len(self._segments[0]):
             self._unlink(self._segments.popleft())
 
     def _unlink(self, segment: Segment) -> None:
@@ -358,10 +319,12 @@ class DiskSpool:
             _LOG.warning("spool file %s cannot be removed: %s", segment.path, cause.strerror)
 
     def _read(self, segment: Segment, entry: Entry) -> bytes | None:
-        """Return a block as it was put; one that does not hold (any more) is dropped."""
+        """Return a block as it was put; one that does not hold (any more) is dropped, one that may is not."""
         try:
             data = os.pread(self._open_for_reading(segment), entry.size_bytes, entry.offset)
         except OSError as cause:
+            if cause.errno in _PASSING:
+                return None
             _LOG.error("spool file %s cannot be read: %s", segment.path, cause.strerror)
             data = b""
         header = read_header(data)
@@ -375,8 +338,8 @@ class DiskSpool:
         return payload
 
     def _open_for_reading(self, segment: Segment) -> int:
-        if self._file >= 0 and segment is self._segments[-1]:
-            return self._file
+        if self._appender.file >= 0 and segment is self._segments[-1]:
+            return self._appender.file
         if self._reader[0] != segment.path:
             self._close_reader()
             self._reader = segment.path, os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -394,35 +357,10 @@ class DiskSpool:
         if self._write_fault and now_s >= self._retry_s:
             self._retry_s = now_s + _RETRY_S
             self._write()
-        if self._config.sync != "interval" or now_s - self._synced_s < self._config.sync_interval_s:
+        if not self._appender.sync_is_due(now_s, news=self._freed_since_mark):
             return None
-        if not (self._dirty or self._rotated or self._freed_since_mark or self._sync_fault):
-            return None
-        self._synced_s = now_s
         self._mark()
-        return self._sync_job()
-
-    def _sync_job(self) -> Callable[[], None]:
-        """Return a function that brings everything written so far to the disk; it may run beside anything else."""
-        files, self._rotated = self._rotated, []
-        if self._file >= 0:
-            files.append(os.dup(self._file))
-        self._dirty = False
-
-        def sync() -> None:
-            try:
-                for file in files:
-                    os.fdatasync(file)
-                sync_directory(self._directory)
-                self._sync_fault = ""
-            except OSError as cause:
-                self._sync_fault = f"{cause.strerror}"
-                _LOG.error("spool %s cannot be synced: %s", self._directory, cause.strerror)
-            finally:
-                for file in files:
-                    os.close(file)
-
-        return sync
+        return self._appender.sync_job()
 
     def _mark(self) -> None:
         """Note how far blocks are freed, where anything could come again."""
@@ -432,9 +370,9 @@ class DiskSpool:
         life, sequence = self._last_freed
         # Without it a restart sends more than it has to, which hurts nobody.
         with contextlib.suppress(OSError):
-            if self._file < 0:
+            if self._appender.file < 0:
                 self._rotate()
-            self._append(encode_header(kind=FREED, life=life, task=0, sequence=sequence))
+            self._appender.append(encode_header(kind=FREED, life=life, task=0, sequence=sequence))
 
     def close(self) -> None:
         """Write and sync what there is, and let another process have the spool. A second call does nothing."""
@@ -443,19 +381,18 @@ class DiskSpool:
         self._write()
         self._mark()
         if not len(self):
-            self._retire_file()
+            self._appender.end()
             self._tidy()
         if self._config.sync != "never":
-            self._sync_job()()
+            self._appender.sync_job()()
         self._let_go()
 
     def _let_go(self) -> None:
-        for file in (self._file, self._lock, *self._rotated):
-            if file >= 0:
-                os.close(file)
+        self._appender.close()
         self._close_reader()
-        self._file = self._lock = -1
-        self._rotated = []
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
 
 def _entries(segment: Segment) -> Iterator[Entry]:

@@ -97,7 +97,7 @@ def _segment(path: Path, records: Scan) -> Segment:
     blocks = [(offset, header) for offset, header in records.records if header.kind == BLOCK]
     first: Header | None = blocks[0][1] if blocks else None
     life, task = (first.life, first.task) if first else ("", 0)
-    segment = Segment(number=int(path.stem), path=path, life=life, task=task, size_bytes=path.stat().st_size)
+    segment = Segment(path=path, life=life, task=task)
     for offset, header in blocks:
         ascending = not len(segment) or header.sequence > segment.last
         if (header.life, header.task) == (life, task) and ascending:

@@ -34,18 +34,14 @@ class Segment:
     """The blocks of one life and one task in one file; 20 bytes of memory a block.
 
     Attributes:
-        number: orders the files.
-        path: of the file.
+        path: of the file; names order the files.
         life: boot id of the life that put them.
         task: fingerprint of their task.
-        size_bytes: of the file.
     """
 
-    number: int
     path: Path
     life: str
     task: int
-    size_bytes: int = 0
     _sequences: array[int] = field(default_factory=lambda: array("Q"), repr=False)
     _offsets: array[int] = field(default_factory=lambda: array("I"), repr=False)
     _lengths: array[int] = field(default_factory=lambda: array("I"), repr=False)

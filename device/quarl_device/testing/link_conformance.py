@@ -258,21 +258,29 @@ def check_what_is_unsubscribed_is_not_heard_again(case: LinkCase) -> None:
     link.subscribe("t/#", other)
     assert link.flush(timeout_s=PATIENCE_S)
     link.publish("t/1", b"1")
-    assert len(heard.wait(1)) == len(other.wait(1)) == 1
+    # A broker may send a message once per filter that matches (MQTT 3.1.1, 3.3.5).
+    assert _until_heard(heard, b"1")
+    assert _until_heard(other, b"1")
     link.unsubscribe("t/+")
     link.unsubscribe("t/+")
     link.unsubscribe("never/known")
-    link.publish("t/2", b"2")
-    other.wait(2)
+    assert link.publish("t/2", b"2")
+    assert _until_heard(other, b"2")
+    before = link.counters.connections
     case.cut("a")
-    assert until(lambda: link.connected and link.publish("t/3", b"3"))
-    other.wait(3)
-    assert [message.payload for message in heard.messages] == [b"1"]
+    assert until(lambda: link.connected and link.counters.connections > before, timeout_s=2 * PATIENCE_S)
+    assert link.publish("t/3", b"3")
+    assert _until_heard(other, b"3")
+    assert {message.payload for message in heard.messages} == {b"1"}
     link.subscribe("t/+", heard)
     assert link.flush(timeout_s=PATIENCE_S)
-    link.publish("t/4", b"4")
-    assert heard.wait(2)[1].payload == b"4"
+    assert link.publish("t/4", b"4")
+    assert _until_heard(heard, b"4")
     link.close()
+
+
+def _until_heard(heard: Heard, payload: bytes) -> bool:
+    return until(lambda: any(message.payload == payload for message in list(heard.messages)))
 
 
 def check_a_drain_waits_for_the_broker(case: LinkCase) -> None:

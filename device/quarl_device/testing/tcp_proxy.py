@@ -12,18 +12,19 @@ _TICK_S = 0.2
 
 
 class TcpProxy:
-    """Forwards connections to `port` on 127.0.0.1 and counts them.
+    """Forwards connections to `port` on `host` and counts them.
 
     Args:
         port: of the server behind it.
+        host: of that server.
 
     Attributes:
         port: where it listens.
         accepted: connections so far.
     """
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
+        self._target = (host, port)
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.settimeout(_TICK_S)
         self.port: int = self._server.getsockname()[1]
@@ -90,7 +91,7 @@ class TcpProxy:
             try:
                 if self._refusing:
                     raise ConnectionRefusedError
-                far = socket.create_connection(("127.0.0.1", self._target), timeout=2.0)
+                far = socket.create_connection(self._target, timeout=2.0)
             except OSError:
                 near.close()
                 continue

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,6 @@ from quarl_export.patch.values import PolicyValues, check_values, clip_bound
 from quarl_export.range_plan import RangePlan
 from quarl_export.wide import FINER
 
-_LARGE_KERNEL, _MAX_THREADS = 1 << 20, 4
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _LayerViews:
@@ -37,7 +33,6 @@ class _LayerViews:
     kernel_scale: NDArray[np.float32]
     bias: NDArray[np.int32] | NDArray[np.int64] | None
     bias_scale: NDArray[np.float32] | None
-    scratch: Scratch = field(default_factory=dict)
 
 
 class Writer:
@@ -63,6 +58,7 @@ class Writer:
         self.normalizer_shapes = dict(normalizer_shapes)
         self._places = places
         self._buffer = bytearray(model)
+        self._scratch: Scratch = {}
         graph = view(self._buffer)
         self._carriers = [
             (site, [_quantization_views(graph.tensors[index]) for index in indices])
@@ -105,31 +101,18 @@ class Writer:
             for scale, zero_point, shift in views:
                 scale[0] = quantization.scale
                 zero_point[0] = quantization.zero_point + shift
-        self._write_layers(values.weights, quantizations)
+        for layer in self._layers:
+            self._write_layer(layer, values.weights, quantizations[layer.place.source].scale)
         self._write_floats(values)
         if self._multiply is not None and self._products:
             self._multiply[0] = 3 if any(_is_steep(names, quantizations) for names in self._products) else 2
         return self.data
 
-    def _write_layers(self, weights: Mapping[str, NDArray[np.float32]], found: Mapping[str, Quantization]) -> None:
-        def write(layer: _LayerViews) -> None:
-            self._write_layer(layer, weights, found[layer.place.source].scale)
-
-        large = sum(layer.kernel.size >= _LARGE_KERNEL for layer in self._layers)
-        if large < 2:
-            for layer in self._layers:
-                write(layer)
-            return
-        # Their arithmetic releases the interpreter's lock, and takes far longer than starting threads does.
-        with ThreadPoolExecutor(max_workers=min(large, os.cpu_count() or 1, _MAX_THREADS)) as pool:
-            # `list`, so that what one of them raises is raised here.
-            list(pool.map(write, sorted(self._layers, key=lambda layer: -layer.kernel.size)))
-
     def _write_layer(self, views: _LayerViews, weights: Mapping[str, NDArray[np.float32]], input_scale: float) -> None:
         layer, options = views.place.layer, self.plan.options
         kernel, bias = weights[f"{layer.name}/kernel"], weights.get(f"{layer.name}/bias")
         scales = layer_scales(layer, kernel, bias, input_scale, options=options)
-        write_kernel(layer, kernel, scales, views.kernel, scratch=views.scratch)
+        write_kernel(layer, kernel, scales, views.kernel, scratch=self._scratch)
         views.kernel_scale[:] = scales.kernel
         finer = 1
         if views.wide_source_scale is not None:

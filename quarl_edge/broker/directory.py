@@ -1,0 +1,326 @@
+"""A broker's directory: authority, broker's certificate, enrolled clients, and what Mosquitto reads.
+
+::
+
+    broker/
+    ├── ca.key, ca.crt            the authority; the key may be kept elsewhere while nobody is enrolled or revoked
+    ├── enrolled.json             every certificate ever issued
+    ├── server.key, server.crt    the broker's own; owned by its user
+    ├── crl.pem, acl, acl.conf    revoked certificates and access rules (EMQX's too), made from enrolled.json
+    ├── mosquitto.conf, data/     configuration, and what the broker keeps over a restart
+    ├── up.lock                   held while `quarl-edge broker up` runs
+    ├── signing/NAME.key          a learner's signing key: devices have pinned its public half
+    └── clients/NAME/             credentials, to be moved to their client
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from quarl_device.errors import AuthorityError, CredentialsError, UsageError
+from quarl_device.link import BrokerURL
+from quarl_device.link import credentials as files
+from quarl_device.names import check_name
+from quarl_device.wire.keys import LearnerKey, PublicKey
+from quarl_edge.broker.access import emqx_acl, mosquitto_acl
+from quarl_edge.broker.authority import Authority, check_host, read_server_certificate, utc_now
+from quarl_edge.broker.disk import (
+    broker_user,
+    check_reachable,
+    give,
+    locked,
+    read_file,
+    told,
+    write_file,
+    write_folder,
+    write_served,
+)
+from quarl_edge.broker.enrolment import Enrolled, Register
+
+DEFAULT_DAYS = 825
+TLS_PORT = 8883
+_RENEW_BEFORE = timedelta(days=30)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What an enrolment left behind.
+
+    Attributes:
+        entry: in the register.
+        folder: the client's credentials.
+        broker: where they say to connect.
+    """
+
+    entry: Enrolled
+    folder: Path
+    broker: BrokerURL
+
+
+class BrokerDirectory:
+    """One broker's files. Every change is made under a lock, each file whole.
+
+    Args:
+        path: an initialised directory.
+
+    Raises:
+        AuthorityError: it is not one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        if any(char in str(self.path) for char in "\r\n"):
+            raise UsageError("the broker's directory has a line break in its name, which no configuration can hold")
+        if not self.ca_certificate.exists() or not self._register_file.exists():
+            raise AuthorityError(
+                f"{path} is no broker's directory: it has no ca.crt with enrolled.json",
+                hint=f"quarl-edge broker init {path}",
+            )
+
+    @classmethod
+    def init(cls, path: Path, *, hosts: Sequence[str] = (), replace_ca: bool = False) -> BrokerDirectory:
+        """Make a directory, or bring one up to date: what is there and good stays as it is.
+
+        Args:
+            path: of the directory.
+            hosts: further names and addresses by which clients reach the broker; the first goes into credentials.
+            replace_ca: make a new authority; every client must be enrolled again.
+
+        Raises:
+            UsageError: a bad host.
+            AuthorityError: it cannot be written, or what is there is damaged.
+        """
+        for host in hosts:
+            check_host(host)
+        with told(path):
+            path.mkdir(parents=True, exist_ok=True)
+        with locked(path):
+            if replace_ca or not (path / "ca.crt").exists():
+                _write_authority(path)
+            if replace_ca or not (path / "enrolled.json").exists():
+                Register().write(path / "enrolled.json")
+            directory = cls(path)
+            directory._bring_up_to_date(hosts, anew=replace_ca)
+        for name in ("learner", "controller"):
+            if directory.register().find(name) is None:
+                directory.enroll(name, role=name, fleet="")
+        return directory
+
+    # -- where things are --------------------------------------------------------------------------------------------
+
+    @property
+    def ca_certificate(self) -> Path:
+        """What every client trusts."""
+        return self.path / "ca.crt"
+
+    @property
+    def server_certificate(self) -> Path:
+        """The broker's certificate."""
+        return self.path / "server.crt"
+
+    @property
+    def server_key(self) -> Path:
+        """The broker's key."""
+        return self.path / "server.key"
+
+    @property
+    def revoked(self) -> Path:
+        """Revoked certificates."""
+        return self.path / "crl.pem"
+
+    @property
+    def acl(self) -> Path:
+        """Access rules."""
+        return self.path / "acl"
+
+    @property
+    def data(self) -> Path:
+        """What the broker keeps."""
+        return self.path / "data"
+
+    @property
+    def _register_file(self) -> Path:
+        return self.path / "enrolled.json"
+
+    def credentials_of(self, name: str) -> Path:
+        """Return where a client's credentials are made."""
+        return self.path / "clients" / check_name(name, kind="device")
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def register(self) -> Register:
+        """Return the list of clients."""
+        return Register.read(self._register_file)
+
+    def authority(self) -> Authority:
+        """Return the authority.
+
+        Raises:
+            AuthorityError: its key is not here, damaged, or open to others.
+        """
+        key = self.path / "ca.key"
+        try:
+            files.check_private(key)
+        except CredentialsError as error:
+            raise AuthorityError(error.message, hint=error.hint or "put the authority's key back") from None
+        return Authority.from_pem(read_file(self.ca_certificate), read_file(key))
+
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names and addresses in the broker's certificate, the one for credentials first."""
+        return read_server_certificate(read_file(self.server_certificate))[0]
+
+    # -- what changes it ---------------------------------------------------------------------------------------------
+
+    def enroll(
+        self,
+        name: str,
+        *,
+        role: str,
+        fleet: str,
+        days: int = DEFAULT_DAYS,
+        renew: bool = False,
+        learner_key: PublicKey | None = None,
+        broker: BrokerURL | None = None,
+    ) -> Made:
+        """Issue a client's credentials and let it in.
+
+        Args:
+            name: of the client.
+            role: one of `credentials.ROLES`.
+            fleet: that it may take part in, "" for every fleet (not for devices).
+            days: how long the certificate holds.
+            renew: the client may be enrolled already; its earlier certificates hold until they expire.
+            learner_key: the key that a device is to trust; by default that of its fleet's learner.
+            broker: where the client connects; by default this directory's first host, port 8883.
+
+        Raises:
+            UsageError: a bad name, one that is taken, or a device without a fleet.
+            AuthorityError: no authority here, or files that cannot be written.
+            KeyFileError: a learner's signing key is damaged, or open to others.
+        """
+        check_name(name, kind="device")
+        if fleet or role == "device":
+            check_name(fleet, kind="fleet")
+        with locked(self.path):
+            register = self.register()
+            known = register.find(name)
+            if known is not None and not renew:
+                raise UsageError(
+                    f"{name!r} is enrolled already, as {known.role} of {known.fleet or 'every fleet'}",
+                    hint=f"another certificate: --renew; to shut it out: quarl-edge revoke {name}",
+                )
+            issued = self.authority().issue_client(name, lifetime=timedelta(days=days), now=utc_now())
+            url = broker or BrokerURL(host=self.hosts()[0], port=TLS_PORT, tls=True)
+            public = ""
+            extra: dict[str, bytes] = {}
+            if role == "learner":
+                public, extra = self._signing(name)
+            elif role == "device":
+                extra = _trust(learner_key.hex if learner_key else register.learner_key_for(fleet))
+            entry = Enrolled(
+                name=name,
+                role=role,
+                fleet=fleet,
+                serial=f"{issued.serial:x}",
+                expires=int(issued.expires.timestamp()),
+                learner_key=public,
+            )
+            # Before the credentials: a certificate that nobody knows of could never be revoked.
+            register.add(entry).write(self._register_file)
+            contents = {
+                files.KEY_FILE: issued.key,
+                files.CERTIFICATE_FILE: issued.certificate,
+                files.CA_FILE: read_file(self.ca_certificate),
+                files.TOML_FILE: files.credentials_toml(name=name, role=role, fleet=fleet, broker=url).encode(),
+            }
+            write_folder(self.credentials_of(name), {**contents, **extra})
+            self.write_rules()
+        return Made(entry=entry, folder=self.credentials_of(name), broker=url)
+
+    def revoke(self, name: str) -> None:
+        """Put every certificate of a client on the list of revoked ones; done twice, it does the rest of once.
+
+        The access rules keep the client until `write_rules`: its open session is to be ended first.
+
+        Raises:
+            UsageError: no such client was ever enrolled.
+            AuthorityError: no authority here, or files that cannot be written.
+        """
+        with locked(self.path):
+            authority, now = self.authority(), utc_now()
+            register = self.register().revoke(name, now=now)
+            register.write(self._register_file)
+            self._write_revoked(register, authority)
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self.credentials_of(name))
+
+    def write_rules(self) -> None:
+        """Write the access rules that follow from the register."""
+        clients = self.register().current()
+        write_served(self.acl, mosquitto_acl(clients).encode())
+        write_file(self.path / "acl.conf", emqx_acl(clients).encode())
+
+    def hand_over(self) -> None:
+        """Give the broker's user what it must read or write, whoever made it.
+
+        Raises:
+            AuthorityError: a file is missing, or the broker's user cannot come this far.
+        """
+        with told(self.path):
+            self.data.mkdir(mode=0o700, exist_ok=True)
+        served = (self.server_key, self.acl, self.revoked, self.data)
+        user = broker_user()
+        if user is not None:
+            give(served, user)
+            check_reachable(self.path, user)
+        for path in served:
+            if not os.access(path, os.R_OK):
+                raise AuthorityError(
+                    f"{path} is missing, or another user's",
+                    hint=f"run it as the directory's user, or let `quarl-edge broker init {self.path}` mend it",
+                )
+
+    def _bring_up_to_date(self, hosts: Sequence[str], *, anew: bool) -> None:
+        known: tuple[str, ...] = ()
+        fresh = False
+        if self.server_certificate.exists() and self.server_key.exists() and not anew:
+            known, ends = read_server_certificate(read_file(self.server_certificate))
+            fresh = ends - utc_now() > _RENEW_BEFORE
+        wanted = tuple(dict.fromkeys((*hosts, *known, *_LOOPBACK)))
+        if not fresh or wanted != known:
+            issued = self.authority().issue_server(wanted, lifetime=timedelta(days=DEFAULT_DAYS), now=utc_now())
+            write_served(self.server_key, issued.key)
+            write_file(self.server_certificate, issued.certificate)
+        if anew or not self.revoked.exists():
+            self._write_revoked(self.register(), self.authority())
+        self.write_rules()
+
+    def _write_revoked(self, register: Register, authority: Authority) -> None:
+        entries = [entry.revocation for entry in register if entry.revoked]
+        write_served(self.revoked, authority.revocation_list(entries, now=utc_now()))
+
+    def _signing(self, name: str) -> tuple[str, dict[str, bytes]]:
+        """Return the public half of a learner's signing key, which devices have pinned for good, and its file."""
+        folder = self.path / "signing"
+        with told(folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / f"{name}.key"
+        public = LearnerKey.load_or_create(path).public.hex
+        return public, {files.SIGNING_KEY_FILE: read_file(path)}
+
+
+def _trust(public_key: str) -> dict[str, bytes]:
+    return {files.LEARNER_PUBLIC_FILE: f"{public_key}\n".encode()} if public_key else {}
+
+
+def _write_authority(path: Path) -> None:
+    authority = Authority.create(now=utc_now())
+    write_file(path / "ca.key", authority.key_pem, mode=0o600)
+    write_file(path / "ca.crt", authority.certificate_pem)
