@@ -31,9 +31,9 @@ A code is never renumbered and never reused.
     │   ├── LinkLost                 32  the link went away and did not come back in time
     │   ├── PayloadTooLarge          33  over the cap of its kind, caught before publishing
     │   ├── PayloadRefused           34  an incoming payload that does not hold (W4)
+    │   │   └── StaleExperience      39  experience of a policy further behind than the learner allows
     │   ├── WireVersionMismatch      35  peers speak different wire versions (W10)
-    │   ├── BrokerStartFailed        36  a broker that is ours did not come up
-    │   └── StaleExperience          39  experience of a policy further behind than the learner allows
+    │   └── BrokerStartFailed        36  a broker that is ours did not come up
     ├── TrustError
     │   ├── BadSignature             40  not signed by the learner's key
     │   ├── KeyMismatch              41  another learner key than the pinned one

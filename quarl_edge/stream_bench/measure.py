@@ -71,8 +71,9 @@ class StreamSpeed:
         seconds: measured, after a warm-up.
         learner_cpu_us_per_block: CPU time of the learner's process.
         sender_cpu_us_per_block: CPU time of the senders' processes.
-        learner_rss_start_bytes: resident memory of the learner's process after the warm-up.
-        learner_rss_end_bytes: the same when everything was stored; replay has filled meanwhile.
+        learner_rss_start_bytes: resident memory of the learner's process when replay was full, or after the warm-up where
+            it never was.
+        learner_rss_end_bytes: the same when everything was stored.
         senders_rss_start_bytes: of all senders together.
         senders_rss_end_bytes: likewise.
         broker: what was between them.
@@ -201,8 +202,17 @@ def _run(
     begun = senders.collect("begun", timeout_s=_READY_S)
     _learn(ingest, senders, _WARM_UP_S, lambda _share: None)
     rss_bytes = resident_bytes()
+    full = len(ingest.replay) == ingest.replay.capacity
+
+    def watch(share: float) -> None:
+        nonlocal rss_bytes, full
+        # A ring takes its memory as it fills: what grows after that would go on growing.
+        if not full and len(ingest.replay) == ingest.replay.capacity:
+            rss_bytes, full = resident_bytes(), True
+        progress(share)
+
     before = (time.monotonic(), ingest.replay.inserted, ingest.counters["blocks"], time.process_time())
-    _learn(ingest, senders, seconds, progress)
+    _learn(ingest, senders, seconds, watch)
     after = (time.monotonic(), ingest.replay.inserted, ingest.counters["blocks"], time.process_time())
     senders.tell()
     ended = senders.collect("checksum", timeout_s=_DRAINED_S)

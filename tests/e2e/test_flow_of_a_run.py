@@ -7,8 +7,11 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from runs_helper import EDGE, Started, edge, last_json
+from secured_broker import SecuredBroker
 
 from quarl_device.testing.mosquitto import Mosquitto
+from quarl_device.wire.messages import DeviceState
+from quarl_device.wire.topics import Topics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -75,3 +78,22 @@ def test_a_bound_that_is_none_is_refused_before_anything_starts(tmp_path):
     assert done.returncode == 2
     assert "'30 s'" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_viewer_sees_a_secured_fleet_and_a_device_does_not(tmp_path):
+    clients = {"learner": ("learner", "lab"), "watcher": ("viewer", "lab"), "pi": ("device", "lab")}
+    state = DeviceState(status="online", device="pi", boot_id="0123456789abcdef")
+    with SecuredBroker(clients) as broker:
+        pi = broker.link("pi")
+        pi.connect(timeout_s=20)
+        assert pi.publish(Topics("lab").state("pi"), state.encode(), retain=True)
+        assert pi.flush(timeout_s=10)
+        words = ["top", "--once", "--wait", 2, "--format", "json"]
+        seen = edge(*words, "--credentials", broker.path / "clients" / "watcher", cwd=tmp_path)
+        refused = edge(*words, "--credentials", broker.path / "clients" / "pi", cwd=tmp_path)
+        pi.close()
+    assert seen.returncode == 0, seen.stderr
+    said = last_json(seen)
+    assert (said["fleet"], [row["device"] for row in said["actors"]]) == ("lab", ["pi"])
+    assert refused.returncode == 2
+    assert "--role viewer" in refused.stderr
