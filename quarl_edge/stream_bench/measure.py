@@ -71,7 +71,7 @@ class StreamSpeed:
         seconds: measured, after a warm-up.
         learner_cpu_us_per_block: CPU time of the learner's process.
         sender_cpu_us_per_block: CPU time of the senders' processes.
-        learner_rss_start_bytes: resident memory of the learner's process when replay was full, or after the warm-up where
+        learner_rss_start_bytes: of the learner's process, resident, when replay was full, or after the warm-up where
             it never was.
         learner_rss_end_bytes: the same when everything was stored.
         senders_rss_start_bytes: of all senders together.
