@@ -81,7 +81,7 @@ def test_a_bound_that_is_none_is_refused_before_anything_starts(tmp_path):
 
 
 def test_a_viewer_sees_a_secured_fleet_and_a_device_does_not(tmp_path):
-    clients = {"learner": ("learner", "lab"), "watcher": ("viewer", "lab"), "pi": ("device", "lab")}
+    clients = {"watcher": ("viewer", "lab"), "pi": ("device", "lab")}
     state = DeviceState(status="online", device="pi", boot_id="0123456789abcdef")
     with SecuredBroker(clients) as broker:
         pi = broker.link("pi")
