@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, check_incoming
@@ -140,6 +141,7 @@ class Ingest:
         self.replay = replay
         self.limiter = limiter
         self.lag = lag or PolicyLag()
+        self._losses = CappedWarnings(_LOG)
         self.blocked = ""
         self.refused: dict[int, int] = {}
         journal.bind(self._segment_snapshot)
@@ -252,7 +254,11 @@ class Ingest:
         if self.blocked:
             _LOG.warning("experience is stored again")
             self.blocked = ""
-        self.sessions.accept(device, block.boot_id, block.dropped, first_step=block.first_step, steps=block.transitions)
+        lost = self.sessions.accept(
+            device, block.boot_id, block.dropped, first_step=block.first_step, steps=block.transitions
+        )
+        if lost:
+            self._losses.warning("%d steps of %s before block %d never came", lost, device, block.sequence)
         self._insert(device, block)
         self._join(device, block.boot_id, block.transitions)
         self.lag.acted(device, int(block.policy_version[-1]))

@@ -187,7 +187,7 @@ class SessionTable:
         *,
         first_step: int | None = None,
         steps: int = 0,
-    ) -> None:
+    ) -> int:
         """Count the block that `examine` found to be next as stored.
 
         Args:
@@ -196,16 +196,22 @@ class SessionTable:
             dropped: inclusive ranges that will never be sent.
             first_step: steps that its life had made before it, `None` where that cannot be read.
             steps: in it.
+
+        Returns:
+            Steps between the block before and this one that never came.
         """
         known = self._devices[device]
         life = known.lives[boot_id]
         life.expected = (life.expected or 0) + 1
         known.lost_blocks += life.skip(life.expected, dropped)
         life.credit = max(life.credit, life.expected)
-        if first_step is not None:
-            known.lost_steps += max(0, first_step - (first_step if life.step is None else life.step))
-            life.step = first_step + steps
-            known.stored_steps += steps
+        if first_step is None:
+            return 0
+        lost = max(0, first_step - (first_step if life.step is None else life.step))
+        life.step = first_step + steps
+        known.lost_steps += lost
+        known.stored_steps += steps
+        return lost
 
     def admit(
         self,

@@ -118,12 +118,13 @@ def test_an_earlier_life_still_comes_and_is_acknowledged_under_its_own_name(inge
     assert (ingest.counters["blocks"], ingest.counters["duplicates"], ingest.counters["lost_steps"]) == (4, 1, 0)
 
 
-def test_what_an_actor_gave_up_is_on_the_account_in_steps(ingest):
+def test_what_an_actor_gave_up_is_on_the_account_in_steps(ingest, caplog):
     world = World(1, seed=3)
     ingest.offer("pi", payload(world.block(8, 0, first_step=0)))
     ingest.offer("pi", payload(world.block(8, 3, base=3, first_step=24)))
     assert (ingest.counters["lost_blocks"], ingest.counters["lost_steps"], ingest.env_steps) == (2, 16, 16)
     assert ingest.sessions.account("pi").stored_steps == 16
+    assert "16 steps of pi before block 3 never came" in caplog.text
 
 
 @settings(max_examples=40, deadline=None)
