@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -274,10 +275,17 @@ class BrokerDirectory:
         """
         with told(self.path):
             self.data.mkdir(mode=0o700, exist_ok=True)
+        served = (self.server_key, self.acl, self.revoked, self.data)
         user = broker_user()
         if user is not None:
-            give((self.server_key, self.acl, self.revoked, self.data), user)
+            give(served, user)
             check_reachable(self.path, user)
+        for path in served:
+            if not os.access(path, os.R_OK):
+                raise AuthorityError(
+                    f"{path} is missing, or another user's",
+                    hint=f"run it as the directory's user, or let `quarl-edge broker init {self.path}` mend it",
+                )
 
     def _bring_up_to_date(self, hosts: Sequence[str], *, anew: bool) -> None:
         known: tuple[str, ...] = ()

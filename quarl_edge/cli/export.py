@@ -86,7 +86,9 @@ def export(
     with closing(make_progress() if sys.stderr.isatty() else Silent()) as progress:
         progress.note(f"reading {source or checkpoint}")
         _load_library()
-        trained = _trained_scheme(checkpoint, scheme)
+        hint = f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo"
+        with hint_where_none(hint, LearnerError):
+            trained = _trained_scheme(checkpoint, scheme)
         options = _options(
             scheme=scheme, per_channel=per_channel, io=io,
             weight_bits=weight_bits or trained.weight_bits,
@@ -95,7 +97,6 @@ def export(
             runtime=runtime, keep_float=keep_float, range_rule=range_rule, percentile=percentile,
             recalibrate=bool(calibrate), force=force, center_q=center_q,
         )  # fmt: skip
-        hint = f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo"
         with hint_where_none(hint, LearnerError):
             policy = _read(place, env=env, head=head, vecnormalize=vecnormalize)
             data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)

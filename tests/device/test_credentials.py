@@ -186,6 +186,13 @@ def test_the_variable_names_them_where_nothing_else_does(folder, monkeypatch, tm
     assert find_credentials(None) is None
 
 
+@pytest.mark.parametrize(("days", "warned"), [(29, True), (40, False)])
+def test_the_last_month_of_a_certificate_is_said(tmp_path, caplog, days, warned):
+    issued = AUTHORITY.issue_client("pi-1", lifetime=timedelta(days=days), now=utc_now())
+    find_credentials(write(tmp_path / "pi-1", issued=issued))
+    assert ("quarl-edge enroll pi-1 --renew" in caplog.text) is warned
+
+
 def test_the_documented_files_are_the_files():
     documented = (Path(module.__file__).read_text()).partition('"""')[2].partition('"""')[0]
     names = (module.TOML_FILE, module.KEY_FILE, module.CERTIFICATE_FILE, module.CA_FILE)

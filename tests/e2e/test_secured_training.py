@@ -1,6 +1,7 @@
 """Training over TLS with access rules on, two learners at one broker, and where secrets must never be seen."""
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -96,8 +97,9 @@ def serving(broker, monkeypatch):
     done = threading.Event()
 
     def renew():
-        while not done.wait(0.1):
-            presence.tick()
+        with contextlib.suppress(LearnerAlive):
+            while not done.wait(0.1):
+                presence.tick()
 
     thread = threading.Thread(target=renew)
     thread.start()
@@ -122,3 +124,25 @@ def test_w8_a_second_learner_is_refused_whichever_certificate_it_has(broker, ser
     presence.check()
     if name == "lab-2":
         assert link.counters.connections == 1, "its own was never thrown off"
+
+
+def test_w8_a_takeover_with_another_certificate_deposes_the_first_and_nobody_is_thrown_off(broker, serving):
+    link, presence = serving
+    second, topics = broker.link("lab-2"), Topics("default")
+    second.connect(timeout_s=10.0)
+    later = claim_fleet(second, topics, takeover=True, cancelled=lambda: False) + 1
+    successor = Presence(second, topics, dataclasses.replace(BIRTH, epoch=later), takeover=True)
+    successor.announce()
+
+    def deposed():
+        try:
+            presence.check()
+        except LearnerAlive:
+            return True
+        return False
+
+    assert until(deposed)
+    successor.check()
+    assert (link.counters.connections, second.counters.connections) == (1, 1)
+    successor.leave(clear=True)
+    second.close()

@@ -86,7 +86,7 @@ def snapped(
     """Kernel and bias, float32, as a file applies them."""
     scales = layer_scales(layer, kernel, bias, input_scale, options=options)
     steps = np.empty(as_rows(layer, kernel).T.shape, np.float32)
-    write_kernel(layer, kernel, scales, steps, bits=options.weight_bits, scratch={})
+    write_kernel(layer, kernel, scales, steps, scratch={})
     rows = np.ascontiguousarray((steps.astype(np.float64) * scales.kernel[:, None]).T, np.float32)
     if bias is not None:
         bias = (quantize_bias(bias, scales.bias) * scales.bias).astype(np.float32)

@@ -213,6 +213,18 @@ def test_root_hears_where_the_brokers_user_cannot_come(made, tmp_path):
     assert "elsewhere" in caught.value.hint
 
 
+@pytest.mark.parametrize("file", ["server.key", "acl", "crl.pem"])
+def test_a_file_that_the_broker_could_not_read_is_named_before_it_starts(made, file, monkeypatch):
+    monkeypatch.setattr(module, "broker_user", lambda: None)
+    made.hand_over()
+    (made.path / file).unlink()
+    with pytest.raises(AuthorityError, match=f"{file} is missing") as caught:
+        made.hand_over()
+    assert "broker init" in caught.value.hint
+    BrokerDirectory.init(made.path)
+    made.hand_over()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a broker as another user")
 def test_root_never_gives_away_what_the_brokers_user_has_linked_to(made, tmp_path):
     kept = tmp_path / "kept"

@@ -44,7 +44,7 @@ def shell(line, **more):
         (["evaluate", "x", "--seed", str(2**31 - 1)], "2146483647"),
         (["train", "CartPole-v1", "--actors", "0"], "--broker mqtt://"),
         (["train", "CartPole-v1", "--set", "actors=0"], "--broker mqtt://"),
-        (["train", "CartPole-v1", "--set", "hidden=8192,8192"], "--set hidden=384,384"),
+        (["train", "CartPole-v1", "--set", "hidden=8192,8192"], "--set hidden=4096,4096"),
         (["train", "CartPole-v1", "--set", "hiden=64"], "'hidden'"),
         (["train", "CartPole-v1", "--algorithm", "dqm"], "'dqn'"),
         (["train", "CartPole-v1", "--preset", "cartpole"], "'CartPole-v1'"),

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import ssl
 import stat
@@ -33,12 +34,14 @@ from quarl_device.files import read_capped
 from quarl_device.link.url import BrokerURL
 from quarl_device.names import check_name
 
+_log = logging.getLogger(__name__)
 CREDENTIALS_VARIABLE = "QUARL_CREDENTIALS"
 SCHEMA = "quarl.credentials.v1"
 ROLES = ("device", "learner", "controller", "viewer")
 TOML_FILE, KEY_FILE, CERTIFICATE_FILE, CA_FILE = "credentials.toml", "client.key", "client.crt", "ca.crt"
 LEARNER_PUBLIC_FILE, SIGNING_KEY_FILE = "learner.pub", "signing.key"
 _MAX_FILE_BYTES = 64 * 1024
+_WARN_BEFORE = timedelta(days=30)
 _FIELDS = {"schema", "name", "role", "fleet", "broker"}
 
 
@@ -164,13 +167,23 @@ def tls_context(folder: Path) -> ssl.SSLContext:
 def find_credentials(folder: Path | None) -> Credentials | None:
     """Return the credentials in `folder`, else those that QUARL_CREDENTIALS names, else `None`.
 
+    The last 30 days of a certificate are said in the log: a board that is far away should not end with it.
+
     Raises:
         CredentialsError: see `Credentials.load`.
     """
     named = os.environ.get(CREDENTIALS_VARIABLE, "")
     if folder is None and not named:
         return None
-    return Credentials.load(folder or Path(named))
+    held = Credentials.load(folder or Path(named))
+    if held.expires - datetime.now(UTC) < _WARN_BEFORE:
+        _log.warning(
+            "the certificate of %r expires on %s; quarl-edge enroll %s --renew makes another",
+            held.name,
+            f"{held.expires:%Y-%m-%d}",
+            held.name,
+        )
+    return held
 
 
 def credentials_toml(*, name: str, role: str, fleet: str, broker: BrokerURL) -> str:
