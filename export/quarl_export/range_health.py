@@ -62,8 +62,8 @@ def range_health(snapshot: PolicySnapshot, observations: Float32) -> RangeHealth
         # Half a step outside still rounds to the last one.
         slack = (high - low) / 510.0
         share = float(((values < low - slack) | (values > high + slack)).mean())
-        # What does not move has the narrowest range there is, and a layer that died uses nothing: the one has no bits to
-        # lose, the other is for other measures to find.
+        # What does not move has the narrowest range there is, so no bits to lose; a layer that died uses nothing, which
+        # is for other measures to find.
         bits = bits_lost(low, high, values) if high - low > _STILL and values.any() else 0.0
         lost, clipped = max(lost, bits), max(clipped, share)
         if share > MAX_CLIPPED_SHARE:

@@ -156,7 +156,9 @@ class Template:
         A file without a contract says nothing but where it is normalised; with integer ends the device has to do it,
         and by the constants of the model that the template was made of.
         """
-        parts = [part.name for part in dataclasses.fields(contract)] if METADATA_NAME in self._metadata else ["normalizer"]
+        parts = (
+            [part.name for part in dataclasses.fields(contract)] if METADATA_NAME in self._metadata else ["normalizer"]
+        )
         for name in parts:
             ours, theirs = getattr(self._contract, name), getattr(contract, name)
             if ours != theirs:

@@ -441,7 +441,9 @@ def vector_policy(*, clip=0.0, seed=0, normalizer_seed=0):
 @pytest.fixture(scope="module")
 def coral():
     """By the type of their ends: templates of one policy whose normaliser is the device's work."""
-    return {io: Template.from_model(vector_policy(clip=2.0), options=QuantizationOptions(io=io)) for io in ("int8", "uint8")}
+    return {
+        io: Template.from_model(vector_policy(clip=2.0), options=QuantizationOptions(io=io)) for io in ("int8", "uint8")
+    }
 
 
 @pytest.mark.parametrize("io", ["int8", "uint8"])
@@ -466,7 +468,7 @@ def test_constants_that_a_device_would_not_know_are_refused(coral):
     rows = {"observation": np.zeros((2, 4), np.float32)}
     for template in (coral["int8"], coral["int8"].with_contract(policy, rows)):
         for other in (moved, vector_policy(clip=3.0), bound(policy, Normalizer())):
-            with pytest.raises(PatchError, match="normalizer.*with_contract"):
+            with pytest.raises(PatchError, match=r"normalizer.*with_contract"):
                 template.patch_policy(other)
     said = coral["int8"].with_contract(moved, rows)
     assert read_policy(said.patch_policy(moved)).contract.normalizer.offset == moved.contract.normalizer.offset
