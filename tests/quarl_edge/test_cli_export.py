@@ -309,8 +309,8 @@ def test_a_compiler_that_fails_does_not_hide_the_page(tmp_path, capsys, monkeypa
     [
         (("--scheme", "float16", "--range", "minmax"), "no integer activations", "--scheme int8"),
         (("--scheme", "float32", "--range", "percentile", "--percentile", 99), "no integer act", "--scheme int8"),
-        (("--percentile", 99), "--percentile is of --range percentile", "both"),
-        (("--range", "minmax", "--percentile", 99), "--percentile is of --range percentile", "both"),
+        (("--percentile", 99), "--percentile is of --range percentile", "--range percentile"),
+        (("--range", "minmax", "--percentile", 99), "--percentile is of --range percentile", "--range percentile"),
         (("--scheme", "int16x8", "--range", "percentile", "--calibrate", "ROWS"), "converter finds", "--scheme int8"),
         (("--scheme", "int16x8", "--range", "bounds", "--calibrate", "ROWS"), "converter finds", "--scheme int8"),
         (("--steps", 100, "--calibrate", "ROWS"), "--steps is of playing", "--calibrate env"),

@@ -46,5 +46,5 @@ def episode_digests(digests: Digests, episodes: NDArray[np.integer[Any]]) -> Dig
 def _digest(*parts: NDArray[Any]) -> int:
     made = hashlib.blake2b(digest_size=_BYTES)
     for part in parts:
-        made.update(part)
+        made.update(part.data)
     return int.from_bytes(made.digest(), "little")
