@@ -28,13 +28,13 @@ class _LayerValues:
         scales: unrounded.
         input_scale: of what the layer reads, unrounded.
         bias: steps, `None` where the layer has none.
-        bias_scale: float32, as the file has it.
+        bias_scale: of the file's bias.
     """
 
     scales: LayerScales
     input_scale: float
     bias: NDArray[np.float64] | None
-    bias_scale: NDArray[np.float32]
+    bias_scale: NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,11 +137,10 @@ class Writer:
         kernel, bias = weights[f"{layer.name}/kernel"], weights.get(f"{layer.name}/bias")
         scales = layer_scales(layer, kernel, bias, input_scale, options=self.plan.options)
         finer = 1 if views.wide_source_scale is None else FINER
-        has_place = bias is not None and views.bias is not None
         return _LayerValues(
             scales=scales,
             input_scale=input_scale,
-            bias=quantize_bias(bias, scales.bias) * finer if has_place else None,
+            bias=quantize_bias(bias, scales.bias) * finer if bias is not None and views.bias is not None else None,
             bias_scale=scales.bias.astype(np.float32) / finer,
         )
 
