@@ -9,7 +9,7 @@ import pwd
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from quarl_device.errors import AuthorityError
@@ -38,8 +38,15 @@ def write_served(path: Path, data: bytes) -> None:
         give([path], user)
 
 
-def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+def write_folder(folder: Path, contents: Mapping[str, bytes], *, before: Callable[[], None] = lambda: None) -> None:
     """Put a folder of these files in place, instead of one that may be there; keys for their owner alone.
+
+    A kill in the middle leaves the half-made one behind, which `interrupted` finds.
+
+    Args:
+        folder: to make.
+        contents: name to content.
+        before: called once all is written, before it takes its place.
 
     Raises:
         AuthorityError: it cannot be written.
@@ -50,12 +57,22 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
         try:
             for name, data in contents.items():
                 write_file(made / name, data, mode=0o600 if name.endswith(".key") else 0o644)
+            sync_directory(folder.parent)
+            before()
             if folder.exists():
                 shutil.rmtree(folder)
             made.rename(folder)
             sync_directory(folder.parent)
         finally:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def interrupted(folders: Path) -> dict[str, list[Path]]:
+    """Return what kills in the middle of `write_folder` left behind in a folder of folders, by the folder's name."""
+    found: dict[str, list[Path]] = {}
+    for path in folders.glob(".*.*") if folders.is_dir() else ():
+        found.setdefault(path.name[1:].rpartition(".")[0], []).append(path)
+    return found
 
 
 def broker_user() -> pwd.struct_passwd | None:
