@@ -309,12 +309,12 @@ def shown_by(broker):
 def test_a_running_broker_shows_the_renewed_certificate(engine):
     with SecuredBroker(engine=engine) as broker:
         before = shown_by(broker)
-        edge("broker", "init", broker.path, "--host", "new.local")
+        edge("broker", "init", broker.path, "--host", "new.local", cwd="/")
         wanted = ssl.PEM_cert_to_DER_cert(
             "-----BEGIN CERTIFICATE-----" + broker.directory.server.read_text().split("-----BEGIN CERTIFICATE-----")[1]
         )
         assert wanted != before
-        assert until(lambda: shown_by(broker) == wanted, 10.0)
+        assert until(lambda: shown_by(broker) == wanted, timeout_s=10.0)
         link = broker.link("controller")
         link.connect(timeout_s=5.0)
         link.close()
