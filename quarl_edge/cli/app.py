@@ -12,6 +12,7 @@ from quarl_edge import __version__
 from quarl_edge.cli.bench import bench
 from quarl_edge.cli.bench_policy import act, push, schemes
 from quarl_edge.cli.bench_qat import qat
+from quarl_edge.cli.bench_soak import soak
 from quarl_edge.cli.broker import broker
 from quarl_edge.cli.compare import compare
 from quarl_edge.cli.demo import demo
@@ -35,7 +36,7 @@ app = typer.Typer(
 )
 for command in (demo, train, export, evaluate, inspect, compare, enroll, revoke):
     app.command(help=keep_examples(command))(command)
-for figure in (push, act, schemes, qat):
+for figure in (push, act, schemes, qat, soak):
     bench.command(help=keep_examples(figure))(figure)
 app.add_typer(bench, name="bench")
 app.add_typer(broker, name="broker")

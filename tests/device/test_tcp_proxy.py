@@ -1,6 +1,7 @@
 """The fault proxy fails as it says: a proxy that did nothing would make every test of faults pass."""
 
 import contextlib
+import itertools
 import random
 import socket
 import threading
@@ -226,7 +227,7 @@ def test_however_bytes_are_cut_the_packets_are_the_same(sizes, cuts):
     stream = b"".join(publish(number, size=size) for number, size in enumerate(sizes))
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     packets = faulty()
-    out = b"".join(packets.feed(stream[low:high])[0] for low, high in zip(edges, edges[1:], strict=False))
+    out = b"".join(packets.feed(stream[low:high])[0] for low, high in itertools.pairwise(edges))
     assert out == stream
     assert b"".join(split_packets(stream)[0]) == stream
 

@@ -1,7 +1,7 @@
 """MQTT messages that get lost, come twice, or out of order, though TCP itself is whole: what a broker may do.
 
-A lost QoS 1 message is acknowledged to its sender in the receiver's place, as a broker does that has no room for it in a
-queue (Mosquitto beyond `max_queued_messages`), or that forgets its sessions in a crash: PUBACK says nothing.
+A lost QoS 1 message is acknowledged to its sender in the receiver's place, as a broker does that has no room for it in
+a queue (Mosquitto beyond `max_queued_messages`), or that forgets its sessions in a crash: PUBACK says nothing.
 """
 
 from __future__ import annotations

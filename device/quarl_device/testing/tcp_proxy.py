@@ -1,8 +1,8 @@
 """A TCP proxy on the loopback that fails by order: a bad network in front of a good broker.
 
-`cut` (now), `cut_after` (at byte N of a direction), `refuse`, `stall` (nothing moves until it goes on), `half_open` (what
-is open now goes silent for ever, and neither end is told), `shape` (delay, bytes per second) and `filter_packets` (MQTT
-messages lost, doubled, out of order; see `packet_faults`). `heal` ends all of them.
+`cut` (now), `cut_after` (at byte N of a direction), `refuse`, `stall` (nothing moves until it goes on), `half_open`
+(what is open now goes silent for ever, and neither end is told), `shape` (delay, bytes per second) and `filter_packets`
+(MQTT messages lost, doubled, out of order; see `packet_faults`). `heal` ends all of them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TcpProxy:
             connection.cut()
 
     def cut_after(self, way: Way, count: int) -> None:
-        """Break all connections once `count` more bytes went `way`, over all of them; the byte after is not forwarded."""
+        """Break all connections once `count` more bytes went `way`, over all of them; not one more is forwarded."""
         with self._lock:
             self._bytes_left[way] = count
 
