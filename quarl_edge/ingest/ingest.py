@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, check_incoming
 from quarl_device.wire.messages import Ack
+from quarl_edge.flow.lag import LagBound, PolicyLag
 from quarl_edge.ingest.sessions import SessionTable, Verdict
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.journal import Journal
@@ -46,7 +45,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 MAX_MAGNITUDE = 1e9
-"""Largest absolute reward or float observation that is taken."""
+"""Largest absolute reward or float observation that is taken.
+
+No sum, square or weight leaves a larger finite number finite: one sensor's fault must not end a run (W4).
+"""
 
 MAX_AHEAD = 64
 """Most blocks that a device may be ahead. Times the devices it should stay below the broker's queue per client."""
@@ -102,11 +104,13 @@ class Ingest:
         replay: is sampled by the learner.
         limiter: gives room.
         block_transitions: expected size of a device's block before its first has come.
+        lag: of the policies that act; bounds it.
 
     Attributes:
         replay: see above.
         limiter: see above.
         sessions: see above.
+        lag: see above.
         blocked: why no block can be stored, "" while the journal takes them.
         refused: payloads that did not hold, by error code.
     """
@@ -121,8 +125,9 @@ class Ingest:
         replay: ReplayBuffer,
         limiter: SampleToInsertRatio,
         block_transitions: int = 1,
+        lag: PolicyLag | None = None,
     ) -> None:
-        self._codec = BlockCodec(spec)
+        self._codec = BlockCodec(spec, max_magnitude=MAX_MAGNITUDE)
         self._journal = journal
         self._assembler = assembler
         self._default_unit = max(1, block_transitions)
@@ -135,6 +140,7 @@ class Ingest:
         self.sessions = sessions
         self.replay = replay
         self.limiter = limiter
+        self.lag = lag or PolicyLag()
         self._losses = CappedWarnings(_LOG)
         self.blocked = ""
         self.refused: dict[int, int] = {}
@@ -178,6 +184,9 @@ class Ingest:
             replay=replay,
             limiter=limiter,
             block_transitions=unit,
+            lag=PolicyLag(
+                LagBound(versions=config.max_lag_versions, steps=config.max_lag_steps, age_s=config.max_lag_s)
+            ),
         )
 
     # -- devices -----------------------------------------------------------------------------------------------------
@@ -220,7 +229,6 @@ class Ingest:
             try:
                 check_incoming(len(payload), MAX_BLOCK_BYTES, what="block")
                 block = self._codec.decode(payload)
-                _check_magnitudes(block)
             except PayloadRefused as error:
                 self._refuse(device, payload, error)
                 return None
@@ -231,6 +239,11 @@ class Ingest:
         if verdict is not Verdict.ACCEPT:
             self._pass_over(device, block, verdict)
             return verdict
+        try:
+            self.lag.check(block)
+        except PayloadRefused as error:
+            self._refuse(device, payload, error)
+            return None
         try:
             self._journal.append(device, payload)
         except JournalError as error:
@@ -248,6 +261,7 @@ class Ingest:
             self._losses.warning("%d steps of %s before block %d never came", lost, device, block.sequence)
         self._insert(device, block)
         self._join(device, block.boot_id, block.transitions)
+        self.lag.acted(device, int(block.policy_version[-1]))
         return verdict
 
     def _insert(self, device: str, block: Block) -> int:
@@ -412,14 +426,6 @@ class Ingest:
     def _restored_counts(self, snapshot: Mapping[str, Any]) -> dict[str, int]:
         counters = _mapping(snapshot, "counters")
         return {name: int(counters.get(name, 0)) for name in _COUNTERS}
-
-
-def _check_magnitudes(block: Block) -> None:
-    """Refuse finite numbers that no sum, square or weight leaves finite: one sensor fault must not end a run (W4)."""
-    named = [("reward", block.reward), *block.observation.items(), *block.final_observation.items()]
-    for name, array in named:
-        if array.size and array.dtype.kind == "f" and not np.abs(array).max() <= MAX_MAGNITUDE:
-            raise PayloadRefused(f"block: {name} holds {np.abs(array).max():.3g}, over {MAX_MAGNITUDE:g}")
 
 
 def _identity(payload: bytes) -> tuple[str, int, int] | None:

@@ -292,6 +292,16 @@ def test_credit_bounds_what_is_sent_and_made():
     assert session.blocked() == ""
 
 
+def test_an_ack_for_many_blocks_at_once_gives_all_its_credit():
+    session = ready()
+    grant(session, 8)
+    make(session, 8)
+    assert drain(session) == list(range(8))
+    assert session.blocked() == "no credit"
+    assert grant(session, 16, inserted=7, durable=7)
+    assert (session.credit, session.blocked()) == (16, "")
+
+
 def test_acks_that_cannot_be_true_say_nothing():
     session = ready()
     make(session, 2)

@@ -17,6 +17,7 @@ import numpy as np
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec, ExtraSpec
 from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.learner_telemetry import Lag, LearnerTelemetry
 from quarl_device.wire.manifest import decode_manifest, encode_manifest, make_manifest
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, Need, Telemetry
 from quarl_device.wire.push import Exploration, PushHeader, decode_push, encode_push
@@ -231,6 +232,30 @@ def _messages() -> list[Golden]:
         "state_gone": DeviceState(status="gone", device="pi-3", boot_id=BOOT_ID),
         "ack": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, inserted=41, durable=39, refused={40: 34}, credit=64),
         "ack_first": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, credit=8),
+        "learner_telemetry": LearnerTelemetry(
+            epoch=1_700_000_000,
+            env_steps=123_456,
+            env_steps_per_s=2_500.5,
+            updates=7_890,
+            updates_per_s=310.25,
+            policy_version=61,
+            pushes=60,
+            pushes_held_back=1,
+            samples_per_insert=32.5,
+            replay_size=100_000,
+            replay_capacity=100_000,
+            blocks=482,
+            duplicates=2,
+            gaps=3,
+            lost_steps=256,
+            refused=4,
+            actors=2,
+            int8_return=475.5,
+            blocked="samples per insert",
+            blocked_since_unix_s=1_700_000_123.5,
+            handler_errors=5,
+            lags={"pi-1": Lag(versions=1, steps=512, age_s=0.25), "pi-2": Lag()},
+        ),
         "need": Need(sha256=hashlib.sha256(POLICY).hexdigest(), offsets=(0, 100, 200)),
         "telemetry": Telemetry(
             boot_id=BOOT_ID,

@@ -588,3 +588,35 @@ def test_w4_absurd_but_finite_numbers_are_refused_and_never_journalled(tmp_path,
     assert ingest.env_steps == 0
     assert ingest.journal_position == 0 or not ingest.counters["blocks"]
     ingest.close()
+
+
+def test_experience_over_the_lag_bound_is_refused_once_and_is_done_with(tmp_path):
+    ingest = open_ingest(tmp_path, max_lag_versions=2)
+    world = World(1)
+    for version in (1, 2, 3, 4):
+        ingest.lag.published(version, 100 * version)
+    stale, fresh = payload(versions(world.block(4, 0), 1)), payload(versions(world.block(4, 1), 2))
+    assert ingest.offer("pi", stale) is None
+    assert ingest.refused == {39: 1}
+    assert ingest.acks()[0][1].refused == {0: 39}
+    assert ingest.offer("pi", fresh) is Verdict.ACCEPT
+    assert ingest.lag.by_device()["pi"].versions == 2
+    ingest.lag.published(9, 900)
+    assert ingest.offer("pi", fresh) is Verdict.DUPLICATE, "a repetition is no new refusal"
+    assert ingest.refused == {39: 1}
+    ingest.close()
+
+
+def test_a_resume_does_not_judge_lag_again(tmp_path):
+    ingest = open_ingest(tmp_path)
+    ingest.offer("pi", payload(versions(World(1).block(4, 0), 1)))
+    ingest.close()
+    again = open_ingest(tmp_path, max_lag_versions=1)
+    again.lag.published(1, 1)
+    again.lag.published(50, 1)
+    assert again.rebuild().blocks == 1
+    again.close()
+
+
+def versions(block, version):
+    return dataclasses.replace(block, policy_version=np.full(block.num_steps, version, np.uint32))

@@ -203,7 +203,7 @@ class ActorSession:
         self._known_inserted = max(self._known_inserted, inserted)
         # Credit counts from `inserted`. Blocks that are held no longer use none: the next one sent says so.
         first = self._outbox.next_held(self._known_inserted + 1)
-        credit += (self._outbox.base if first is None else first) - self._known_inserted - 1
+        credit += max(0, (self._outbox.base if first is None else first) - self._known_inserted - 1)
         moved = inserted > self.inserted or credit > self.credit or durable > self.durable
         if inserted > self.inserted or credit > self.credit:
             self._quiet_since_s = now_s

@@ -53,6 +53,7 @@ _FINALS_SHAPE = re.compile(rb'"final_index":\{"dtype":"I32","shape":\[(0|[1-9][0
 
 _all = np.logical_and.reduce
 _max = np.maximum.reduce
+_min = np.minimum.reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +156,13 @@ class BlockCodec:
 
     Args:
         spec: what the blocks must carry.
+        max_magnitude: largest absolute float that `decode` takes; never NaN or Inf.
     """
 
-    def __init__(self, spec: BlockSpec) -> None:
+    def __init__(self, spec: BlockSpec, *, max_magnitude: float = math.inf) -> None:
         self.spec = spec
+        self._highest_f4 = np.float32(min(max_magnitude, float(np.finfo(np.float32).max)))
+        self._highest_f8 = np.float64(min(max_magnitude, float(np.finfo(np.float64).max)))
         self._tensors = _tensors(spec)
         self._by_size: dict[tuple[int, int, int], _Layout] = {}
         self._by_prefix: dict[bytes, _Layout] = {}
@@ -287,16 +291,22 @@ class BlockCodec:
     def _check_values(self, record: NDArray[Any]) -> None:
         if _max(record["*flags"]) > 1:
             raise PayloadRefused("block: a bool is neither 0 nor 1")
-        if not _all(np.isfinite(record["*f4"])) or (self._has_f8 and not _all(np.isfinite(record["*f8"]))):
-            raise PayloadRefused(f"block: NaN or Inf in {self._non_finite(record)}")
+        holds = _within(record["*f4"], self._highest_f4)
+        if not holds or (self._has_f8 and not _within(record["*f8"], self._highest_f8)):
+            raise PayloadRefused(f"block: {self._unsound(record)}")
         if self._action_count:
             action = record["action"]
             if action.max() >= self._action_count or (self._action_signed and action.min() < 0):
                 raise PayloadRefused(f"block: an action is not in 0..{self._action_count - 1}")
 
-    def _non_finite(self, record: NDArray[Any]) -> str:
-        names = [t.name for t in self._tensors if t.dtype in ("float32", "float64")]
-        return ", ".join(name for name in names if not np.isfinite(record[name]).all())
+    def _unsound(self, record: NDArray[Any]) -> str:
+        arrays = {t.name: record[t.name] for t in self._tensors if t.dtype in ("float32", "float64")}
+        names = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+        if names:
+            return f"NaN or Inf in {', '.join(names)}"
+        highest = {name: np.abs(array).max(initial=0) for name, array in arrays.items()}
+        name = max(highest, key=lambda name: highest[name])
+        return f"{name} holds {highest[name]:.3g}, over {self._highest_f8:g}"
 
     def _check_ends(self, record: NDArray[Any], layout: _Layout) -> None:
         """Check that each ended row has its final observation, or is followed by a dummy row (NEXT_STEP)."""
@@ -308,10 +318,17 @@ class BlockCodec:
             if (ended[:-1] & valid[1:]).any():
                 raise PayloadRefused("block: an episode ended, with neither a final observation nor a dummy row after")
             return
-        index = record["final_index"]
-        rows = np.argwhere(ended)
-        if rows.shape != index.shape or (rows != index).any():
+        steps, envs = ended.shape
+        place, env = record["final_index"].astype(np.int64).T
+        rows = ended.reshape(-1).nonzero()[0]
+        # An environment out of range could stand for one of another step.
+        if len(rows) != layout.finals or not _all((place * envs + env == rows) & (env >= 0) & (env < envs)):
             raise PayloadRefused("block: final_index does not list exactly the rows where an episode ended")
-        inner = rows[rows[:, 0] < layout.steps - 1]
-        if not record["start"][inner[:, 0] + 1, inner[:, 1]].all():
+        inner = rows[place < steps - 1] + envs
+        if not _all(record["start"].reshape(-1)[inner]):
             raise PayloadRefused("block: the row after an end does not start an episode")
+
+
+def _within(floats: NDArray[Any], highest: np.floating[Any]) -> bool:
+    # NaN goes through both reductions and fails both comparisons; Inf is over any bound.
+    return bool(_max(floats) <= highest and _min(floats) >= -highest)
