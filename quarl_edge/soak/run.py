@@ -83,9 +83,14 @@ class SoakReport:
     learner: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def faults_found(self) -> tuple[str, ...]:
+        """All that does not hold, in words."""
+        return (*self.wrong, *(f"{books.device}: {fault}" for books in self.devices for fault in books.faults))
+
+    @property
     def ok(self) -> bool:
         """Whether all books are right, and nothing else went wrong."""
-        return bool(self.devices) and not self.wrong and not any(books.faults for books in self.devices)
+        return not self.faults_found
 
 
 def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambda _: None) -> SoakReport:
@@ -208,7 +213,7 @@ class _Stage:
 
     def finish(self) -> tuple[dict[str, Any], list[str]]:
         """Deliver what is left, end everything; returns the learner's counters and what went wrong."""
-        wrong = []
+        wrong: list[str] = []
         for player in self.actors.values():
             player.end(timeout_s=_END_S)
         for name, player in self.actors.items():

@@ -118,9 +118,7 @@ def payload(rewards, *, sequence=0, base=0, first_step=0, valid=None):
         recorder.valid[:, 0] = valid
     recorder.acted_by(0, 1, 1)
     recorder.end(len(rewards))
-    return BlockCodec(spec).encode(
-        recorder.block(boot_id=BOOT_ID, sequence=sequence, base=base, first_step=first_step)
-    )
+    return BlockCodec(spec).encode(recorder.block(boot_id=BOOT_ID, sequence=sequence, base=base, first_step=first_step))
 
 
 def stored(tmp_path, *payloads):
