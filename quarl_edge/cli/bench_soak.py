@@ -14,6 +14,7 @@ import typer
 from quarl_device.errors import StreamFault, UsageError
 from quarl_device.files import write_atomic
 from quarl_edge.cli.output import Format, write_json, write_line
+from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def soak(
     actors: Annotated[int, typer.Option(help="Actor processes.", min=1, max=64)] = 3,
     rate: Annotated[int, typer.Option(help="Steps per second of each actor's environment.", min=1)] = 500,
     only: Annotated[list[str] | None, typer.Option(help="A kind of fault, such as cut; may be given often.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="The learner trains, and resumes from checkpoints.")] = False,
     work: Annotated[Path | None, typer.Option(help="Empty folder for journal, spools and logs; kept.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
@@ -43,13 +45,18 @@ def soak(
     Examples:
       quarl-edge bench soak --seconds 60 --seed 7
       quarl-edge bench soak --seconds 1800 --format json --out docs/results/soak.json
+      quarl-edge bench soak --train --seconds 600
       quarl-edge bench soak --only 'actor kill' --only cut --work soak/
     """
+    if train:
+        require_learner("bench")
     from quarl_edge.soak.run import SoakConfig, as_json
     from quarl_edge.soak.run import soak as run_soak
 
     _check(work, out)
-    config = SoakConfig(seconds=seconds, seed=seed, actors=actors, steps_per_s=rate, only=tuple(only or ()))
+    config = SoakConfig(
+        seconds=seconds, seed=seed, actors=actors, steps_per_s=rate, only=tuple(only or ()), trains=train
+    )
     folder = work or Path(tempfile.mkdtemp(prefix="quarl-soak-"))
     right = False
     try:
@@ -60,7 +67,14 @@ def soak(
             shutil.rmtree(folder, ignore_errors=True)
         elif not right and any(folder.iterdir()):
             sys.stderr.write(f"quarl-edge: what it left, with logs, is in {folder}\n")
-    told = {**as_json(report), "seed": seed, "actors": actors, "rate": rate, "machine": describe_machine()}
+    told = {
+        **as_json(report),
+        "seed": seed,
+        "actors": actors,
+        "rate": rate,
+        "train": train,
+        "machine": describe_machine(),
+    }
     _show(report, told, output)
     if out is not None:
         write_atomic(out, (json.dumps(told, indent=1) + "\n").encode(), error=UsageError, what="result")

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
 from quarl_edge.replay.segments import iterate
 
 COUNT = struct.Struct("<Q")
-STEP_NUMBERS = 2**24
-"""Numbers of steps are rewards, float32: beyond this they begin again."""
+STEP_NUMBERS = 1024
+"""Step n of a life is rewarded with (n mod this) / this: exact in float32, and more than a block has rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,11 @@ class DeviceBooks:
     faults: tuple[str, ...] = ()
 
 
+def reward_of(step: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the rewards of steps by their numbers in their life, from 1."""
+    return (step % STEP_NUMBERS / STEP_NUMBERS).astype(np.float32)
+
+
 def read_counts(folder: Path) -> int:
     """Return the steps that all environments which counted in `folder` made."""
     counts = [path.read_bytes() for path in folder.iterdir()]
@@ -100,8 +106,8 @@ def read_journal(directory: Path, spec: BlockSpec) -> Iterator[StoredBlock]:
 
 
 def _rows_hold(block: Block) -> bool:
-    numbers = (block.first_step + 1 + np.arange(block.transitions)) % STEP_NUMBERS
-    return bool(np.array_equal(block.reward[block.valid], numbers.astype(np.float32)))
+    numbers = block.first_step + 1 + np.arange(block.transitions)
+    return bool(np.array_equal(block.reward[block.valid], reward_of(numbers)))
 
 
 def balance(

@@ -75,15 +75,19 @@ class Player:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
-    def attend(self) -> None:
-        """Start it again if it ended by itself; anything but a broker out of reach is a fault."""
+    def attend(self, words: Sequence[str] | None = None) -> None:
+        """Start it again if it ended by itself; anything but a broker out of reach is a fault.
+
+        Args:
+            words: to start it with, by default those of last time.
+        """
         if self._process is None or self._process.poll() is None:
             return
         status = self._process.returncode
         if status != BrokerUnreachable.code:
             self.faults.append(f"{self.name} ended with {status}: {self._last_words()}")
         self.returns += 1
-        self.start(self._words)
+        self.start(words or self._words)
 
     def end(self, *, timeout_s: float, ask: bool = True) -> dict[str, Any]:
         """Wait for its end, ask for it with SIGTERM unless told otherwise; returns the JSON it said last.

@@ -1,7 +1,7 @@
 """An environment that keeps its own count of the steps it made, where a kill of its process does not reach it.
 
-The reward is the number of the step in its life, so every stored row says which one it is. `QUARL_SOAK_COUNTS` names
-the folder of the counts, `QUARL_SOAK_RATE` the steps per second (0: as fast as it goes).
+The reward tells the number of the step in its life (`books.reward_of`), so every stored row says which one it is.
+`QUARL_SOAK_COUNTS` names the folder of the counts, `QUARL_SOAK_RATE` the steps per second (0: as fast as it goes).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
         struct.pack_into(COUNT.format, self._memory, 0, self._count)
         if self._pause_s and self._count % _STEPS_BETWEEN_SLEEPS == 0:
             time.sleep(self._pause_s)
-        return observation, float(self._count % STEP_NUMBERS), terminated, truncated, info
+        return observation, self._count % STEP_NUMBERS / STEP_NUMBERS, terminated, truncated, info
 
     def close(self) -> None:
         """Close both."""

@@ -20,9 +20,9 @@ from quarl_edge.soak.books import DeviceBooks, balance, read_counts, read_journa
 from quarl_edge.soak.cast import Broker, Player
 from quarl_edge.soak.environment import COUNTS_VARIABLE, ENV_ID, RATE_VARIABLE
 from quarl_edge.soak.learner import soak_spec
+from quarl_edge.soak.learners import FLEET, Learner
 from quarl_edge.soak.schedule import LEARNER, Fault, make_schedule
 
-_FLEET = "soak"
 _RECOVERY_S = 90.0
 _END_S = 60.0
 _DELIVERIES = 5
@@ -41,6 +41,7 @@ class SoakConfig:
         block_steps: rows per block.
         steps_per_s: of each actor; 0 for no bound.
         only: kinds of fault, all by default.
+        trains: whether the learner is `quarl-edge train`, resumed from its checkpoints; else it only stores.
     """
 
     seconds: float = 180.0
@@ -49,6 +50,7 @@ class SoakConfig:
     block_steps: int = 16
     steps_per_s: float = 500.0
     only: tuple[str, ...] = ()
+    trains: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -118,7 +120,7 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
     finally:
         stage.close()
     devices = balance(
-        read_journal(folder / "journal", soak_spec()),
+        read_journal(stage.kind.journal, soak_spec()),
         made=stage.made(),
         kills={player.name: player.kills for player in stage.actors.values()},
         block_steps=config.block_steps,
@@ -156,6 +158,7 @@ class _Stage:
         self.actors = {name: self._actor(name, logs) for name in config.devices}
         self.broker = Broker(folder / "broker")
         self.proxies = {name: TcpProxy(self.broker.port) for name in (LEARNER, *config.devices)}
+        self.kind = Learner(trains=config.trains, folder=folder, url=self._url(LEARNER), block_steps=config.block_steps)
 
     def _actor(self, name: str, logs: Path) -> Player:
         counts = self._folder / "counts" / name
@@ -173,6 +176,12 @@ class _Stage:
         for name in self.actors:
             self._start_actor(name)
         self.wait_for_steps()
+        deadline_s = time.monotonic() + _RECOVERY_S
+        while not self.kind.resumable:
+            self._attend()
+            if time.monotonic() > deadline_s:
+                raise QuarlError(f"no checkpoint of the learner within {_RECOVERY_S:.0f} s")
+            time.sleep(_TICK_S)
 
     def wait_for_steps(self) -> float:
         """Wait until every environment has made another step; returns how long that took, in seconds.
@@ -221,8 +230,8 @@ class _Stage:
             if pending:
                 wrong.append(f"{name} could not deliver {pending} blocks")
         learner = self.learner.end(timeout_s=_END_S)
-        if learner["refused"]:
-            wrong.append(f"the learner refused blocks: {learner['refused']}")
+        if refused := learner["ingest_refused" if self._config.trains else "refused"]:
+            wrong.append(f"the learner refused blocks: {refused}")
         return learner, wrong
 
     def close(self) -> None:
@@ -302,22 +311,22 @@ class _Stage:
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def _attend(self) -> None:
-        for player in self.players:
+        self.learner.attend(self._learner_words())
+        for player in self.actors.values():
             player.attend()
 
     def _start_learner(self) -> None:
+        self.learner.start(self._learner_words())
+
+    def _learner_words(self) -> Sequence[str]:
         self._epoch += 1
-        self.learner.start([
-            sys.executable, "-m", "quarl_edge.soak.learner", "--broker", self._url(LEARNER), "--fleet", _FLEET,
-            "--journal", str(self._folder / "journal"), "--epoch", str(self._epoch),
-            "--key", str(self._folder / "learner.key"), "--block-steps", str(self._config.block_steps),
-        ])  # fmt: skip
+        return self.kind.words(self._epoch)
 
     def _start_actor(self, name: str, *words: str) -> None:
         # Every second spool is so small that a longer fault fills it.
         small = ("--spool-mib", str(_ODD_SPOOL_MIB)) if self._config.devices.index(name) % 2 else ()
         self.actors[name].start([
-            sys.executable, "-m", "quarl_device.cli", "run", "--broker", self._url(name), "--fleet", _FLEET,
+            sys.executable, "-m", "quarl_device.cli", "run", "--broker", self._url(name), "--fleet", FLEET,
             "--id", name, "--env", f"quarl_edge.soak.environment:{ENV_ID}", "--die-with-parent",
             "--learner-key", str(self._folder / "learner.pub"), "--block-steps", str(self._config.block_steps),
             "--state-dir", str(self._folder / "state" / name), "--format", "json", *small, *words,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quarl_device.actor.recorder import Recorder
 from quarl_device.wire.block import BlockCodec
 from quarl_edge.replay.journal import Journal
-from quarl_edge.soak.books import STEP_NUMBERS, StoredBlock, balance, read_counts, read_journal
+from quarl_edge.soak.books import STEP_NUMBERS, StoredBlock, balance, read_counts, read_journal, reward_of
 from quarl_edge.soak.learner import soak_spec
 
 STEPS = 16
@@ -113,7 +113,7 @@ def payload(rewards, *, sequence=0, base=0, first_step=0, valid=None):
     recorder = Recorder(spec, num_envs=1, max_rows=len(rewards))
     recorder.restart(np.zeros((1, 4), np.float32))
     recorder.begin()
-    recorder.reward[:, 0] = rewards
+    recorder.reward[:, 0] = reward_of(np.array(rewards))
     if valid is not None:
         recorder.valid[:, 0] = valid
     recorder.acted_by(0, 1, 1)
@@ -141,7 +141,7 @@ def test_a_row_that_is_missing_double_or_astray_is_seen(tmp_path, rewards):
     assert not stored(tmp_path, payload(rewards))[0].rows_hold
 
 
-def test_dummy_rows_are_no_steps_and_numbers_begin_again_where_float32_ends(tmp_path):
+def test_dummy_rows_are_no_steps_and_numbers_begin_again(tmp_path):
     [dummy] = stored(tmp_path, payload([1, 7, 2], valid=[True, False, True]))
     assert (dummy.steps, dummy.rows_hold) == (2, True)
     [last] = stored(tmp_path / "2", payload([STEP_NUMBERS - 1, 0, 1], first_step=STEP_NUMBERS - 2))

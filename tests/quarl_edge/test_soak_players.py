@@ -102,7 +102,7 @@ def test_the_reward_is_the_number_of_the_step_and_the_count_outlives_a_kill(tmp_
         f"import gymnasium, os, sys, quarl_edge.soak.environment\n"
         f"env = gymnasium.make({ENV_ID!r}); env.reset(seed=0)\n"
         f"rewards = [env.step(0)[1] for _ in range(5)]\n"
-        f"assert rewards == [1, 2, 3, 4, 5], rewards\n"
+        f"assert rewards == [n / 1024 for n in range(1, 6)], rewards\n"
         f"os.kill(os.getpid(), {int(signal.SIGKILL)})\n"
     )
     done = subprocess.run(
