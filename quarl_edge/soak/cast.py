@@ -14,8 +14,9 @@ from typing import Any
 
 from quarl_device.errors import BrokerUnreachable, QuarlError
 from quarl_device.testing.mosquitto import Mosquitto
+from quarl_edge.soak.books import COUNT
 
-_FULL_BYTES = 1
+_FULL_BYTES = COUNT.size  # an environment that begins then must be able to begin its count
 _TAIL_BYTES = 500
 _LAST_WORDS_BYTES = 65_536
 _KILL_WAIT_S = 10.0
