@@ -24,6 +24,7 @@ from quarl_edge.soak.learners import FLEET, Learner
 from quarl_edge.soak.schedule import LEARNER, Fault, make_schedule
 
 _RECOVERY_S = 90.0
+_START_S = 300.0  # TensorFlow on a busy machine
 _END_S = 60.0
 _DELIVERIES = 5
 _TICK_S = 0.05
@@ -114,7 +115,7 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         began_s = time.monotonic()
         stage.play(schedule, say)
         seconds = time.monotonic() - began_s
-        recovery_s = stage.wait_for_steps()
+        recovery_s = stage.wait_for_steps(timeout_s=_START_S if config.trains else _RECOVERY_S)
         say(f"everything is mended; all act again after {recovery_s:.1f} s; what is left in spools is delivered")
         learner, wrong = stage.finish()
     finally:
@@ -175,15 +176,15 @@ class _Stage:
         self._start_learner()
         for name in self.actors:
             self._start_actor(name)
-        self.wait_for_steps()
-        deadline_s = time.monotonic() + _RECOVERY_S
+        self.wait_for_steps(timeout_s=_START_S)
+        deadline_s = time.monotonic() + _START_S
         while not self.kind.resumable:
             self._attend()
             if time.monotonic() > deadline_s:
-                raise QuarlError(f"no checkpoint of the learner within {_RECOVERY_S:.0f} s")
+                raise QuarlError(f"no checkpoint of the learner within {_START_S:.0f} s")
             time.sleep(_TICK_S)
 
-    def wait_for_steps(self) -> float:
+    def wait_for_steps(self, *, timeout_s: float) -> float:
         """Wait until every environment has made another step; returns how long that took, in seconds.
 
         Raises:
@@ -192,8 +193,8 @@ class _Stage:
         before, began_s = self.made(), time.monotonic()
         while idle := [name for name, made in self.made().items() if made <= before[name]]:
             self._attend()
-            if time.monotonic() > began_s + _RECOVERY_S:
-                raise QuarlError(f"{', '.join(idle)}: no step within {_RECOVERY_S:.0f} s, though nothing is in the way")
+            if time.monotonic() > began_s + timeout_s:
+                raise QuarlError(f"{', '.join(idle)}: no step within {timeout_s:.0f} s, though nothing is in the way")
             time.sleep(_TICK_S)
         return time.monotonic() - began_s
 
