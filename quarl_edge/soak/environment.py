@@ -20,7 +20,7 @@ from quarl_edge.soak.books import COUNT, STEP_NUMBERS
 ENV_ID = "QuarlSoak-v0"
 COUNTS_VARIABLE = "QUARL_SOAK_COUNTS"
 RATE_VARIABLE = "QUARL_SOAK_RATE"
-_STEPS_BETWEEN_SLEEPS = 16
+_STEPS_BETWEEN_SLEEPS = 5  # not in step with blocks, so that kills meet them in every phase
 
 
 class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
