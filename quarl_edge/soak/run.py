@@ -25,6 +25,7 @@ from quarl_edge.soak.schedule import LEARNER, Fault, make_schedule
 
 _RECOVERY_S = 90.0
 _START_S = 300.0  # TensorFlow on a busy machine
+_TRAINER_REST_S = 45.0
 _END_S = 60.0
 _DELIVERIES = 5
 _TICK_S = 0.05
@@ -108,7 +109,13 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         BrokerStartFailed: there is no Mosquitto, or it does not come back.
         QuarlError: something did not begin, or did not end, in time.
     """
-    schedule = make_schedule(config.seed, seconds=config.seconds, devices=config.devices, only=config.only)
+    schedule = make_schedule(
+        config.seed,
+        seconds=config.seconds,
+        devices=config.devices,
+        only=config.only,
+        learner_rest_s=_TRAINER_REST_S if config.trains else 0.0,
+    )
     stage = _Stage(config, folder)
     try:
         stage.open()

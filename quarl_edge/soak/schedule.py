@@ -75,7 +75,9 @@ KINDS = {
 }
 
 
-def make_schedule(seed: int, *, seconds: float, devices: Sequence[str], only: Sequence[str] = ()) -> tuple[Fault, ...]:
+def make_schedule(
+    seed: int, *, seconds: float, devices: Sequence[str], only: Sequence[str] = (), learner_rest_s: float = 0.0
+) -> tuple[Fault, ...]:
     """Draw the faults of a soak: all kinds in turn, in an order of chance, never two of one target's process or link.
 
     Args:
@@ -83,6 +85,7 @@ def make_schedule(seed: int, *, seconds: float, devices: Sequence[str], only: Se
         seconds: that the schedule takes; the last fault is mended before.
         devices: names of the actors.
         only: kinds to take, all by default.
+        learner_rest_s: after each fault of the learner's process, so that one which starts slowly gets to start.
 
     Raises:
         UsageError: no such kind.
@@ -104,6 +107,7 @@ def make_schedule(seed: int, *, seconds: float, devices: Sequence[str], only: Se
         lasts_s = min(lasts_s, seconds - now_s)
         if free_at_s.get((kind.hits, target), 0.0) <= now_s:
             faults.append(Fault(at_s=now_s, lasts_s=lasts_s, kind=name, target=target, amount=amount))
-            free_at_s[kind.hits, target] = now_s + lasts_s + kind.rest_s
+            rest_s = max(kind.rest_s, learner_rest_s if (kind.hits, target) == ("process", LEARNER) else 0.0)
+            free_at_s[kind.hits, target] = now_s + lasts_s + rest_s
         now_s += rng.expovariate(1 / _GAP_S)
     return tuple(faults)

@@ -41,6 +41,14 @@ def test_faults_are_in_order_end_in_time_and_leave_each_other_alone(seed, second
             assert before.at_s + before.lasts_s + KINDS[before.kind].rest_s <= after.at_s + 1e-6
 
 
+def test_a_learner_that_starts_slowly_is_left_alone_for_a_while():
+    faults = make_schedule(1, seconds=900, devices=DEVICES, learner_rest_s=45)
+    kills = [fault for fault in faults if fault.target == LEARNER and KINDS[fault.kind].hits == "process"]
+    assert len(kills) > 5
+    for before, after in itertools.pairwise(kills):
+        assert after.at_s >= before.at_s + before.lasts_s + 45
+
+
 def test_only_what_is_asked_for_comes():
     assert {fault.kind for fault in make_schedule(1, seconds=60, devices=DEVICES, only=["cut"])} == {"cut"}
 
