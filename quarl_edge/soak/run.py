@@ -238,7 +238,7 @@ class _Stage:
             if pending:
                 wrong.append(f"{name} could not deliver {pending} blocks")
         learner = self.learner.end(timeout_s=_END_S)
-        if refused := learner["ingest_refused" if self._config.trains else "refused"]:
+        if refused := learner["refused"]:
             wrong.append(f"the learner refused blocks: {refused}")
         return learner, wrong
 
