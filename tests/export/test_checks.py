@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from policy_factory import dueling, image_policy, mlp, rows, tanh_actor
 
+from quarl_device.contract import Normalizer
 from quarl_device.errors import CheckFailed
 from quarl_device.flatbuffer import read_graph
 from quarl_export.calibration import CalibrationData
@@ -71,9 +72,23 @@ def test_refusing_names_every_failed_check_and_carries_all():
     refuse_failed(made[1:2])
 
 
+@pytest.mark.parametrize("constants", [{"offset": 1e300}, {"scale": 1e40}])
+def test_q01_counts_numbers_as_float32_holds_them(built, constants):
+    normalizer = Normalizer(
+        where="graph",
+        offset={"observation": (constants.get("offset", 0.0),)},
+        scale={"observation": (constants.get("scale", 1.0),)},
+    )
+    policy = built.subject.policy
+    policy = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, normalizer=normalizer))
+    found = check_finite(dataclasses.replace(built.subject, policy=policy, model=b""))
+    assert not found.passed
+    assert found.message.startswith("normaliser of observation hold NaN, Inf or more than float32 does")
+
+
 def test_q01_names_what_is_not_finite(built):
     ranges = {**built.subject.ranges, "r": (0.0, np.inf)}
-    assert check_finite(changed(built, ranges=ranges)).message == "range of r hold NaN or Inf"
+    assert check_finite(changed(built, ranges=ranges)).message == "range of r hold NaN, Inf or more than float32 does"
     outputs = built.subject.file_outputs["q_values"].copy()
     outputs[3, 1] = np.nan
     found = check_finite(with_outputs(built, "q_values", outputs))
