@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_export.action_range import used_range
 from quarl_export.calibration.play import greedy_actions
 from quarl_export.checks.report import CheckResult, finer
 from quarl_export.checks.subject import Float32, Subject
@@ -115,9 +116,7 @@ def check_actions(subject: Subject, *, decided: bool = False) -> tuple[CheckResu
         limit = MAX_REGRET
         mean, told = _regret(subject, ours)
     else:
-        width = np.asarray(subject.contract.action.high) - np.asarray(subject.contract.action.low)
-        # An actuator that is fixed has no range to be off by.
-        errors = np.abs(ours - theirs).reshape(subject.count, -1) / np.where(width > 0, width, 1.0)
+        errors = np.abs(ours - theirs).reshape(subject.count, -1) / used_range(subject.contract.action, theirs)
         agree = (errors <= MAX_ACTION_ERROR).all(axis=1)
         what, limit = (
             f"actions are within {MAX_ACTION_ERROR:.0%} of their range of the float policy's",

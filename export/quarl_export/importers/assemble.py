@@ -71,7 +71,7 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
         algorithm=options.algorithm,
         scheme="",
         observations=tuple(dataclasses.replace(spec, tensor="") for spec in specs.values()),
-        normalizer=_normalizer(folded, specs),
+        normalizer=_normalizer(folded, specs, source.draft.clips),
         head=_head(choice, options),
         action=_with_open_scaling(given, folded),
     )
@@ -168,16 +168,24 @@ def _policy_graph(inputs: tuple[GraphInput, ...], layers: tuple[Layer, ...], fol
     )
 
 
-def _normalizer(folded: Folded, specs: Mapping[str, ObservationSpec]) -> Normalizer:
-    if not folded.normalizers:
+def _normalizer(folded: Folded, specs: Mapping[str, ObservationSpec], clips: Mapping[str, float]) -> Normalizer:
+    """Return the constants per key; `clips` are those of the source's inputs, all the same by a normaliser."""
+    clips = {name: limit for name, limit in clips.items() if name in folded.inputs}
+    one = (np.ones(1), np.zeros(1))
+    constants = {**dict.fromkeys(clips, one), **folded.normalizers}
+    if not constants:
         return Normalizer()
+    if clips and (set(clips) != set(constants) or len(set(clips.values())) > 1):
+        raise UnsupportedModel(
+            f"the inputs {sorted(constants)} are normalised and clipped to {clips}; a policy clips all to the same"
+        )
     offsets, scales = {}, {}
-    for name, (scale, shift) in folded.normalizers.items():
+    for name, (scale, shift) in constants.items():
         # y = x * scale + shift = (x - offset) * scale
         offset = np.where(scale == 0, 0.0, -shift / np.where(scale == 0, 1.0, scale))
         _check_finite(f"the normaliser of input {name!r}", offset, scale)
         offsets[specs[name].key], scales[specs[name].key] = _values(offset), _values(scale)
-    return Normalizer(where="graph", offset=offsets, scale=scales)
+    return Normalizer(where="graph", offset=offsets, scale=scales, clip=next(iter(clips.values()), 0.0))
 
 
 def _check_finite(what: str, *arrays: Float64) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from quarl_device.contract import PolicyContract
 from quarl_device.heads import BoxHead, bind_outputs
+from quarl_export.action_range import used_range
 from quarl_export.reports.structure import Float
 
 BOX_TOLERANCE = 0.01
@@ -83,12 +84,8 @@ def actions(contract: PolicyContract, outputs: Mapping[str, Float]) -> Float:
 
 
 def _box(contract: PolicyContract, mine: Float, its: Float) -> Agreement:
-    width = np.asarray(contract.action.high) - np.asarray(contract.action.low)
-    # A space without ends is measured by what the float file does in it.
-    spread = np.ptp(mine, axis=0)
-    width = np.where(np.isfinite(width) & (width < 1e6), width, np.where(spread > 0, spread, 1.0))
     difference = np.abs(mine - its)
-    relative = (difference / width).max(axis=1)
+    relative = (difference / used_range(contract.action, mine)).max(axis=1)
     agrees = relative <= BOX_TOLERANCE
     apart = difference.max(axis=1)[~agrees]
     return Agreement(
