@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TFLITE_VENV := .venv-tflite
 TFLITE_STAMP := $(TFLITE_VENV)/.installed
 
-.PHONY: install demo test lint fix mosquitto chromium tflite clean
+.PHONY: install demo test lint fix fuzz mosquitto chromium tflite clean
 
 install: $(STAMP)
 
@@ -62,3 +62,10 @@ chromium:
 
 clean:
 	rm -rf $(VENV) $(TFLITE_VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache
+
+# Coverage-guided fuzzing of a wire decoder, not part of the tests: make fuzz DECODER=push SECONDS=600
+DECODER ?= block
+SECONDS ?= 60
+fuzz: install
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) install -q atheris
+	$(BIN)/python tests/fuzz/fuzz_wire.py "$(DECODER)" $(SECONDS)

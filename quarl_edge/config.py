@@ -86,6 +86,10 @@ class TrainConfig:
         center_q: subtract the mean over actions from exported Q values.
         checkpoint_period_steps: between checkpoints; 0: only at the end, which lockstep has none of.
         audit_period_pushes: pushes between comparisons with a real conversion.
+        max_lag_versions: blocks whose oldest row was made by a policy so many versions behind are taken, none older; 0:
+            no bound.
+        max_lag_steps: the same in environment steps.
+        max_lag_s: the same in seconds since that policy was replaced.
         journal_segment_bytes: size at which a journal segment ends.
         journal_fsync_interval_s: longest time that accepted blocks wait for an fsync.
     """
@@ -134,6 +138,9 @@ class TrainConfig:
     center_q: bool = True
     checkpoint_period_steps: int = _spec(20_000, 0, 10**12)
     audit_period_pushes: int = _spec(200, 1, 10**9)
+    max_lag_versions: int = _spec(0, 0, 10**9)
+    max_lag_steps: int = _spec(0, 0, 10**12)
+    max_lag_s: float = _spec(0.0, 0, 1e9)
     journal_segment_bytes: int = _spec(16 * 1024 * 1024, 4_096, 2**40)
     journal_fsync_interval_s: float = _spec(5.0, 0, 3_600)
 

@@ -22,3 +22,18 @@ def require_learner(command: str) -> None:
                 f"quarl-edge {command} needs {module}, which is not installed",
                 hint="in a clone: make install; elsewhere: pip install 'quarl-edge[learner]'",
             )
+
+
+def require_metrics() -> None:
+    """Make sure that the `metrics` extra is there.
+
+    Raises:
+        MissingExtra: prometheus-client is not installed.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        raise MissingExtra(
+            "--metrics-port needs prometheus-client, which is not installed",
+            hint="pip install 'quarl-edge[metrics]'",
+        ) from None

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +18,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from quarl_device import __version__
+from quarl_device.arguments import at_least, between
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET
 from quarl_device.output import write_result
+from quarl_device.spool.command import (
+    add_spool_bench_options,
+    add_spool_options,
+    bench_spool,
+    is_spool_bench,
+    make_outbox,
+)
 
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
@@ -32,7 +40,12 @@ examples:
   quarl-device run --broker mqtt://pi-1@192.168.1.10 --id pi-1
   QUARL_MQTT_PASSWORD=... quarl-device run --broker mqtt://pi-2@broker.local --id pi-2 --index 1 --envs 16
   quarl-device run --broker mqtt://robot@broker.local --id robot --env my_robot:Arm-v0 --learner-key learner.pub
+  quarl-device run --broker mqtts://pi-3@broker.local --spool-mib 1024 --spool-sync 30 --when-full drop-oldest
+  quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 60
   quarl-device run --credentials pi-1
+
+Experience waits in a spool on disk until the learner has it safe; after a kill or a power cut the next start delivers
+what is left. Without link or learner the device goes on for --max-offline seconds, as far as the spool takes it.
 
 The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
 --password-file. Credentials (from `quarl-edge enroll`) name broker, fleet, device and learner's key by themselves.
@@ -43,6 +56,10 @@ examples:
   quarl-device bench
   quarl-device bench --envs 64 --format json
   quarl-device bench model.tflite --seconds 10
+  quarl-device bench --spool /var/lib/quarl-edge --rate 1000 --seconds 60
+  quarl-device bench --spool . --observation 84x84x4 --rate 50 --format json
+
+With --spool: what the spool of an actor writes to that disk, per step and hour, at --rate steps per second.
 """
 MAX_ENVS = 4096
 _CONNECT_TIMEOUT_S = 10.0
@@ -99,9 +116,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "model", nargs="?", type=Path, metavar="MODEL", help="policy file (default: one for CartPole-v1)"
     )
-    bench.add_argument("--envs", type=_between(1, MAX_ENVS), default=1, metavar="N", help="stepped as one batch")
-    bench.add_argument("--seconds", type=_between(1, 600), default=3, metavar="S", help="(default: %(default)s)")
+    bench.add_argument("--envs", type=between(1, MAX_ENVS), default=1, metavar="N", help="stepped as one batch")
+    bench.add_argument("--seconds", type=between(1, 600), default=3, metavar="S", help="(default: %(default)s)")
     bench.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
+    add_spool_bench_options(bench)
     bench.add_argument("--format", choices=("text", "json"), default="text")
     bench.set_defaults(command=_bench)
     add_inspect(commands)
@@ -115,15 +133,26 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--id", default="", metavar="NAME", help="this device's name (default: the host's)")
     run.add_argument("--env", metavar="ID", help="environment of this device's own choice; may be module:Id")
     run.add_argument(
-        "--envs", type=_between(1, MAX_ENVS), default=1, metavar="N", help="environments, stepped as one batch"
+        "--envs", type=between(1, MAX_ENVS), default=1, metavar="N", help="environments, stepped as one batch"
     )
-    run.add_argument("--index", type=_at_least(0), default=0, metavar="I", help="which actor this is, from 0")
-    run.add_argument("--seed", type=_at_least(0), metavar="S", help="default: the learner's")
-    run.add_argument("--block-steps", type=_at_least(1), metavar="T", help="rows per block (default: the learner's)")
-    run.add_argument("--steps", type=_at_least(1), metavar="N", help="end after so many environment steps")
+    run.add_argument("--index", type=at_least(0), default=0, metavar="I", help="which actor this is, from 0")
+    run.add_argument("--seed", type=at_least(0), metavar="S", help="default: the learner's")
+    run.add_argument("--block-steps", type=at_least(1), metavar="T", help="rows per block (default: the learner's)")
+    run.add_argument("--steps", type=at_least(1), metavar="N", help="end after so many environment steps")
     run.add_argument("--password-file", type=Path, metavar="FILE", help="broker password; else QUARL_MQTT_PASSWORD")
     run.add_argument("--learner-key", type=Path, metavar="FILE", help="trust this learner's public key alone")
     run.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
+    add_spool_options(run)
+    run.add_argument(
+        "--max-offline",
+        type=at_least(0),
+        default=60,
+        metavar="S",
+        help="go on so long without link or learner (default: %(default)s)",
+    )
+    run.add_argument(
+        "--max-upload", type=at_least(1), metavar="KIB", help="send at most so many KiB of experience per second"
+    )
     run.add_argument("--exit-when-gone", action="store_true", help="end when the learner says goodbye")
     run.add_argument("--quiet", action="store_true", help="log warnings only")
     run.add_argument("--format", choices=("text", "json"), default="text", help="of the summary at the end")
@@ -164,7 +193,8 @@ def _run(options: argparse.Namespace) -> int:
         will=will_of(config, boot_id),
         tls=joining.tls,
     )
-    agent = Agent(config, link=link, runtime=find_runtime(options.runtime), boot_id=boot_id)
+    runtime = find_runtime(options.runtime)
+    agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=make_outbox(options, config, boot_id))
     _stop_on_signals(agent)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, joining.url.address)
     _show_summary(config.name, agent.run(), as_json=options.format == "json")
@@ -186,6 +216,8 @@ def _agent_config(options: argparse.Namespace, joining: Joining) -> AgentConfig:
         learner_key=joining.learner_key,
         exit_when_gone=options.exit_when_gone,
         connect_timeout_s=_CONNECT_TIMEOUT_S,
+        max_offline_s=options.max_offline,
+        max_upload_bytes_per_s=(options.max_upload or 0) * 1024,
     )
 
 
@@ -195,11 +227,14 @@ def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:
         return
     write_result(
         f"{name}: {summary.steps:,} steps, {summary.episodes:,} episodes, {summary.blocks:,} blocks "
-        f"({summary.blocks_pending} not acknowledged), {summary.policies:,} policies; ended: {summary.reason}\n"
+        f"({summary.blocks_pending} not acknowledged, {summary.blocks_dropped} dropped), "
+        f"{summary.policies:,} policies; ended: {summary.reason}\n"
     )
 
 
 def _bench(options: argparse.Namespace) -> int:
+    if is_spool_bench(options):
+        return bench_spool(options)
     from quarl_device.actor.bench import actor_speed
     from quarl_device.policy_file import read_policy_path
     from quarl_device.runtime import find_runtime
@@ -241,23 +276,6 @@ def _die_with_parent() -> None:
     # A parent with process id 1 may be alive: the first process of a container.
     if os.getppid() != parent:
         raise UsageError("--die-with-parent: the parent is gone already")
-
-
-def _at_least(low: int) -> Callable[[str], int]:
-    return _between(low, 2**31 - 1)
-
-
-def _between(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, found {text[:40]!r}") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"expected a whole number in {low}..{high}, found {text[:40]}")
-        return value
-
-    return parse
 
 
 def _show_error(error: QuarlError, *, as_json: bool) -> int:

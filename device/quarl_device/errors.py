@@ -31,6 +31,7 @@ A code is never renumbered and never reused.
     │   ├── LinkLost                 32  the link went away and did not come back in time
     │   ├── PayloadTooLarge          33  over the cap of its kind, caught before publishing
     │   ├── PayloadRefused           34  an incoming payload that does not hold (W4)
+    │   │   └── StaleExperience      39  experience of a policy further behind than the learner allows
     │   ├── WireVersionMismatch      35  peers speak different wire versions (W10)
     │   └── BrokerStartFailed        36  a broker that is ours did not come up
     ├── TrustError
@@ -42,14 +43,16 @@ A code is never renumbered and never reused.
     ├── DeviceError
     │   ├── StateUnwritable          50  the state directory cannot be written
     │   ├── ActorFailed              51  an actor process ended by itself
-    │   └── IdInUse                  52  another process uses this device's id on the same broker
+    │   ├── IdInUse                  52  another process uses this device's id on the same broker
+    │   └── SpoolInUse               53  another process uses this device's spool
     ├── LearnerError
     │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
     │   ├── CheckpointError          71  a checkpoint is incomplete, damaged or of another run
     │   ├── RunNotFound              72  no run to export or resume
     │   ├── JournalError             73  the journal cannot be written or read
     │   ├── TrainingStalled          74  no experience arrived within the deadline
-    │   └── NotSolved                75  the budget ended before the goal was reached
+    │   ├── NotSolved                75  the budget ended before the goal was reached
+    │   └── StreamFault              76  experience was lost, stored twice or changed on its way
     └── MissingPart
         ├── MissingExtra             80  a Python extra is not installed
         ├── MissingRuntime           81  no TFLite runtime is installed
@@ -248,6 +251,12 @@ class BrokerNotTrusted(BrokerRefused):
     code = 38
 
 
+class StaleExperience(PayloadRefused):
+    """Experience of a policy further behind than the learner allows."""
+
+    code = 39
+
+
 class TrustError(QuarlError):
     """A signature or key is at fault."""
 
@@ -304,6 +313,12 @@ class IdInUse(DeviceError):
     code = 52
 
 
+class SpoolInUse(DeviceError):
+    """Another process uses this device's spool."""
+
+    code = 53
+
+
 class LearnerError(QuarlError):
     """The learner, its run directory or its checkpoint is at fault."""
 
@@ -342,6 +357,12 @@ class NotSolved(LearnerError):
     """The budget ended before the goal was reached."""
 
     code = 75
+
+
+class StreamFault(LearnerError):
+    """Experience was lost, stored twice or changed on its way into replay."""
+
+    code = 76
 
 
 class MissingPart(QuarlError):

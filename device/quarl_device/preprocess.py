@@ -42,7 +42,8 @@ class InputBinding:
             device does not normalise.
         factor: likewise; `(frame - offset) * factor`.
         clip: what was normalised is clipped to ±clip; 0 for never.
-        layout: where the frames of a stack lie: "joined" along the last axis, oldest first, "new_axis" after it, or
+        layout: where the frames of a stack lie: "joined" along the last axis, oldest first (of flat observations also
+            one in each row, which is the same memory), "new_axis" after it, or
             "channels_last" where the environment gives [channels, rows, columns] and the file wants
             [rows, columns, stack * channels].
     """
@@ -156,7 +157,8 @@ def layout_of(spec: ObservationSpec, shape: tuple[int, ...]) -> Layout:
         ContractError: they do not fit.
     """
     frame, stack = spec.shape, spec.stack
-    if shape == _joined_shape(spec):
+    # A row per frame is the same memory as one frame behind the other.
+    if shape == _joined_shape(spec) or (stack > 1 and len(frame) == 1 and shape == (stack, *frame) != (*frame, stack)):
         return "joined"
     if stack > 1 and shape == (*frame, stack):
         return "new_axis"
@@ -165,7 +167,8 @@ def layout_of(spec: ObservationSpec, shape: tuple[int, ...]) -> Layout:
     if stack > 1 and len(shape) != 1:
         raise ContractError(
             f"observation {spec.key!r}: {stack} frames of {frame} do not stack into a tensor of {shape}",
-            hint=f"the file's input must end in {_joined_shape(spec)} or {(*frame, stack)}",
+            hint=f"the file's input must end in {_joined_shape(spec)} or {(*frame, stack)}"
+            + (f" or {(stack, *frame)}" if len(frame) == 1 else ""),
         )
     return "joined"
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import ConversionError
-from quarl_export.graph import has_signature
+from quarl_export.graph import has_signature, with_fixed_batch
 from quarl_export.keras2 import keras, tf
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
@@ -128,7 +128,7 @@ def _run(model: Any, settings: ConverterSettings) -> bytes:
             data = bytes(_converter(model, settings).convert())
             if not has_signature(data):
                 raise ConversionError("it could not save the network for itself, so that the file's ends have no names")
-            return data
+            return with_fixed_batch(data)
     except Exception as cause:  # the converter raises its own, ValueError, RuntimeError and more
         first_line = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         raise ConversionError(

@@ -70,6 +70,21 @@ class GraphView:
     outputs: tuple[int, ...]
 
 
+def with_fixed_batch(model: bytes) -> bytes:
+    """Return `model` with a batch of 1 stated where the converter left it free.
+
+    A free batch is a -1 in a tensor's shape signature, beside a stored shape that has 1. Runtimes go by the stored
+    shape and resize either (`act_batch`); compilers of accelerators may take a -1 for a graph of dynamic size.
+    """
+    data = bytearray(model)
+    subgraph = schema.Model.GetRootAsModel(data, 0).Subgraphs(0)
+    for index in range(subgraph.TensorsLength()):
+        tensor = subgraph.Tensors(index)
+        if tensor.ShapeSignatureLength() and tensor.ShapeSignature(0) == -1 and tensor.Shape(0) == 1:
+            tensor.ShapeSignatureAsNumpy()[0] = 1
+    return bytes(data)
+
+
 def view(model: bytes | bytearray) -> GraphView:
     """Lay `model` open; over a bytearray the views write through."""
     root = schema.Model.GetRootAsModel(model, 0)

@@ -12,6 +12,7 @@ from quarl_edge import __version__
 from quarl_edge.cli.bench import bench
 from quarl_edge.cli.bench_policy import act, push, schemes
 from quarl_edge.cli.bench_qat import qat
+from quarl_edge.cli.bench_stream import stream
 from quarl_edge.cli.broker import broker
 from quarl_edge.cli.compare import compare
 from quarl_edge.cli.demo import demo
@@ -20,6 +21,7 @@ from quarl_edge.cli.evaluate import evaluate
 from quarl_edge.cli.export import export
 from quarl_edge.cli.inspect import inspect
 from quarl_edge.cli.output import Format, keep_examples, log_for_people, write_error
+from quarl_edge.cli.top import top
 from quarl_edge.cli.train import train
 
 # The base of all errors of the parser that typer brings, whichever it is.
@@ -33,9 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, export, evaluate, inspect, compare, enroll, revoke):
+for command in (demo, train, export, evaluate, inspect, compare, top, enroll, revoke):
     app.command(help=keep_examples(command))(command)
-for figure in (push, act, schemes, qat):
+for figure in (push, act, schemes, qat, stream):
     bench.command(help=keep_examples(figure))(figure)
 app.add_typer(bench, name="bench")
 app.add_typer(broker, name="broker")

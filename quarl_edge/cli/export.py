@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.errors import LearnerError, RunNotFound, UsageError
+from quarl_device.files import check_target
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import export_options as given
+from quarl_edge.cli import source_options as said
 from quarl_edge.cli.calibration import PLAY, environment, journal_observations, named_observations
-from quarl_edge.cli.export_options import HeadName, Io, RangeKind, Runtime, Scheme
+from quarl_edge.cli.export_options import Io, RangeKind, Runtime, Scheme
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
-from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
+from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
+from quarl_edge.cli.source_options import SourceWishes, Squash
 from quarl_edge.extras import require_learner
 from quarl_edge.progress import Progress, Silent, make_progress
 from quarl_edge.runs import DEFAULT_ROOT, latest_policy
@@ -42,7 +45,7 @@ def export(
     head_output: given.HeadOutput = None,
     io: given.IoOption = Io.FLOAT32,
     runtime: given.RuntimeOption = Runtime.LITERT,
-    env: given.Environment = "",
+    env: said.Environment = "",
     calibrate: given.Calibrate = "",
     range_rule: given.RangeOption = RangeKind.MINMAX,
     percentile: given.Percentile = 99.9,
@@ -50,8 +53,15 @@ def export(
     seed: given.Seed = 0,
     episodes: given.Episodes = 50,
     keep_float: given.KeepFloat = None,
-    vecnormalize: given.VecNormalize = None,
-    head: given.Head = None,
+    vecnormalize: said.VecNormalize = None,
+    head: said.Head = None,
+    inputs: said.Inputs = None,
+    outputs: said.Outputs = None,
+    signature: said.Signature = "",
+    stack: said.Stack = None,
+    stack_fill: said.StackFill = "",
+    action_units: said.Units = None,
+    squash: said.SquashOption = Squash.NONE,
     center_q: given.CenterQ = False,
     report_into: given.ReportInto = None,
     edge_tpu: given.EdgeTpu = False,
@@ -70,8 +80,14 @@ def export(
       quarl-edge export model.tflite --from ppo.zip --env CartPole-v1 --vecnormalize stats.pkl
       quarl-edge export model.tflite --from dqn.zip --env CartPole-v1 --head-output float32
       quarl-edge export model.tflite --from actor.keras --env Pendulum-v1 --calibrate recorded.npz --io int8
+      quarl-edge export model.tflite --from q.keras --env CartPole-v1 --stack 4 --stack-fill zeros
+      quarl-edge export model.tflite --from actor.h5 --input camera=image --input joints=state --output action=out
     """
     check_target(model)
+    wishes = SourceWishes.read(
+        env=env, head=head, inputs=inputs, outputs=outputs, signature=signature, stack=stack, stack_fill=stack_fill,
+        action_units=action_units, squash=squash, vecnormalize=vecnormalize,
+    )  # fmt: skip
     _refuse_lost_input(
         model, {"--from": source, "--vecnormalize": vecnormalize, "--calibrate": Path(calibrate) if calibrate else None}
     )
@@ -98,7 +114,7 @@ def export(
             recalibrate=bool(calibrate), force=force, center_q=center_q,
         )  # fmt: skip
         with hint_where_none(hint, LearnerError):
-            policy = _read(place, env=env, head=head, vecnormalize=vecnormalize)
+            policy = _read(place, wishes)
             data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)
             progress.note(f"converting to {scheme.value} and checking the file")
             judge = _play(policy, env, episodes=episodes, seed=seed, progress=progress)
@@ -173,11 +189,10 @@ def _trained_scheme(checkpoint: Path | None, scheme: Scheme) -> SchemeOptions:
     return trained_scheme(load_policy(checkpoint).spec.quantization)
 
 
-def _read(place: Path, *, env: str, head: HeadName | None, vecnormalize: Path | None) -> ImportedPolicy:
-    from quarl_export.importers import ImportOptions, import_policy
+def _read(place: Path, wishes: SourceWishes) -> ImportedPolicy:
+    from quarl_export.importers import import_policy
 
-    options = ImportOptions(env_id=env, head=head.value if head else None, vecnormalize=vecnormalize)
-    return import_policy(place, options=options)
+    return import_policy(place, options=wishes.options())
 
 
 def _observations(

@@ -52,15 +52,6 @@ class HeadOutputName(StrEnum):
     INT16 = "int16"
 
 
-class HeadName(StrEnum):
-    """Values of `--head`."""
-
-    Q_VALUES = "q_values"
-    LOGITS = "logits"
-    ACTION = "action"
-    GAUSSIAN = "gaussian"
-
-
 Target = Annotated[Path, typer.Argument(help="Where to write, such as model.tflite.", show_default=False)]
 Source = Annotated[
     Path | None,
@@ -86,7 +77,6 @@ HeadOutput = Annotated[
 ]
 IoOption = Annotated[Io, typer.Option("--io", help="Inputs and outputs; int8 and uint8 are for Coral.")]
 RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="What must load the file.")]
-Environment = Annotated[str, typer.Option(help="Environment of the policy, where its file does not name one.")]
 Calibrate = Annotated[
     str, typer.Option(help="Find ranges with an npz of observations, a run's experience, or by playing: env.")
 ]
@@ -102,8 +92,6 @@ Episodes = Annotated[
     ),
 ]
 KeepFloat = Annotated[list[str] | None, typer.Option(help="A layer to keep in float; may be given often.")]
-VecNormalize = Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")]
-Head = Annotated[HeadName | None, typer.Option(help="What outputs mean; guessed where it is not given.")]
 CenterQ = Annotated[
     bool, typer.Option("--center-q", help="Take the mean over actions out of Q values: finer steps, same actions.")
 ]

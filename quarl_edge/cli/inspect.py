@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from quarl_device.errors import UsageError
 from quarl_device.inspect.model import inspect_path
 from quarl_device.inspect.text import render
+from quarl_edge.cli import source_options as said
 from quarl_edge.cli.output import Format, write_json, write_line
+from quarl_edge.cli.source_options import SourceWishes, Squash
 from quarl_edge.extras import require_learner
 
 
@@ -29,10 +32,16 @@ def inspect(
     layers: Annotated[
         bool, typer.Option("--layers", help="List a float .tflite's layers as --keep-float of export takes them.")
     ] = False,
-    env: Annotated[str, typer.Option(help="Environment of a source that does not name one.")] = "",
-    vecnormalize: Annotated[Path | None, typer.Option(help="VecNormalize statistics of a Stable-Baselines3 zip.")] = (
-        None
-    ),
+    env: said.Environment = "",
+    vecnormalize: said.VecNormalize = None,
+    head: said.Head = None,
+    inputs: said.Inputs = None,
+    outputs: said.Outputs = None,
+    signature: said.Signature = "",
+    stack: said.Stack = None,
+    stack_fill: said.StackFill = "",
+    action_units: said.Units = None,
+    squash: said.SquashOption = Squash.NONE,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """Say what a model file is: tensors, operators, contract, size, which runtimes load it, and the Edge TPU verdict.
@@ -45,10 +54,20 @@ def inspect(
       quarl-edge inspect foreign.tflite --edge-tpu
       quarl-edge inspect policy.keras
       quarl-edge inspect float.tflite --layers
+      quarl-edge inspect saved_model --signature act --output q_values=q1
     """
+    wishes = SourceWishes.read(
+        env=env, head=head, inputs=inputs, outputs=outputs, signature=signature, stack=stack, stack_fill=stack_fill,
+        action_units=action_units, squash=squash, vecnormalize=vecnormalize,
+    )  # fmt: skip
     if layers or (model.exists() and not _is_tflite(model)):
-        _inspect_source(model, output, env=env, vecnormalize=vecnormalize)
+        _inspect_source(model, output, wishes)
         return
+    if wishes != SourceWishes():
+        raise UsageError(
+            f"{model} is looked at as it is; what a source cannot say is asked for with its layers alone",
+            hint="add --layers, or leave the options of a source out",
+        )
     inspection = inspect_path(model, load=load)
     compiled = compile_where_possible(model) if edge_tpu else None
     if output is Format.JSON:
@@ -74,12 +93,12 @@ def _is_tflite(path: Path) -> bool:
     return not head or head[4:8] == b"TFL3"
 
 
-def _inspect_source(path: Path, output: Format, *, env: str, vecnormalize: Path | None) -> None:
+def _inspect_source(path: Path, output: Format, wishes: SourceWishes) -> None:
     require_learner("inspect of anything but a .tflite")
     from quarl_export.describe import describe, describe_text
-    from quarl_export.importers import ImportOptions, import_policy
+    from quarl_export.importers import import_policy
 
-    policy = import_policy(path, options=ImportOptions(env_id=env, vecnormalize=vecnormalize))
+    policy = import_policy(path, options=wishes.options())
     description = {"path": str(path), **describe(policy)}
     if output is Format.JSON:
         write_json(description)

@@ -21,7 +21,8 @@ from quarl_edge.cli.output import Format, hint_where_none, write_json, write_tab
 from quarl_edge.cli.resume import next_budget, resumed_config
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
 from quarl_edge.config import ALGORITHMS, TrainConfig, make_config
-from quarl_edge.extras import require_learner
+from quarl_edge.extras import require_learner, require_metrics
+from quarl_edge.flow.lag import LagBound
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.local.access import Login, local_credentials
 from quarl_edge.progress import make_progress
@@ -54,6 +55,13 @@ def train(
         Path | None, typer.Option(help="Directory with a directory of credentials per local actor.")
     ] = None,
     learner_key: Annotated[Path | None, typer.Option(help="Signing key; made at first use.")] = None,
+    max_policy_lag: Annotated[
+        str, typer.Option(help="Refuse older experience: '10' versions, '20000 steps', '30 s'. Default: none.")
+    ] = "",
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve /metrics for Prometheus; 0: a free port.", min=0, max=65_535)
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address for /metrics.")] = "127.0.0.1",
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """Train a policy: the learner here, int8 actors here or on your boards.
@@ -64,12 +72,16 @@ def train(
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
       quarl-edge train CartPole-v1 --credentials broker/clients/learner --actors 0
+      quarl-edge train CartPole-v1 --broker mqtt://localhost --max-policy-lag '30 s' --metrics-port 9464
       quarl-edge train --resume --run runs/CartPole-v1-dqn-20260101T120000Z-s0 --steps 100000
     """
     require_learner("train")
+    if metrics_port is not None:
+        require_metrics()
     if fleet:
         check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
+    asked |= _lag_bound(max_policy_lag)
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
         asked = {"actors": 1, **asked, "lockstep": True}
@@ -96,6 +108,7 @@ def train(
         key=_learner_key(learner_key or (held.signing_key if held is not None else None)),
         login=login,
         takeover=takeover,
+        metrics=None if metrics_port is None else (metrics_host, metrics_port),
     )
     directory = RunDirectory(run) if resume and run else RunDirectory.create(config, path=run, root=DEFAULT_ROOT)
     result = _run(config, directory, access, resume=resume)
@@ -125,6 +138,15 @@ class _Access:
     key: LearnerKey
     login: Login
     takeover: bool
+    metrics: tuple[str, int] | None
+
+
+def _lag_bound(text: str) -> dict[str, Any]:
+    """Return `--max-policy-lag` as hyperparameters."""
+    if not text:
+        return {}
+    bound = LagBound.parse(text)
+    return {"max_lag_versions": bound.versions, "max_lag_steps": bound.steps, "max_lag_s": bound.age_s}
 
 
 def _fresh(run: Path | None, wishes: _Wishes) -> TrainConfig:
@@ -196,6 +218,7 @@ def _run(config: TrainConfig, directory: RunDirectory, access: _Access, *, resum
                 login=access.login,
                 takeover=access.takeover,
                 resume=resume,
+                metrics_at=access.metrics,
             )
     finally:
         progress.close()

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, check_incoming
 from quarl_device.wire.messages import Ack
+from quarl_edge.flow.lag import LagBound, PolicyLag
 from quarl_edge.ingest.sessions import SessionTable, Verdict
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.journal import Journal
@@ -45,14 +45,17 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 MAX_MAGNITUDE = 1e9
-"""Largest absolute reward or float observation that is taken."""
+"""Largest absolute reward or float observation that is taken.
+
+No sum, square or weight leaves a larger finite number finite: one sensor's fault must not end a run (W4).
+"""
 
 MAX_AHEAD = 64
 """Most blocks that a device may be ahead. Times the devices it should stay below the broker's queue per client."""
 
 _KEPT_CHECKPOINTS = 2
 _LOGGED_REFUSALS = 20
-_COUNTERS = ("blocks", "env_steps", "duplicates", "stale", "gaps")
+_COUNTERS = ("blocks", "env_steps", "duplicates", "gaps")
 _IDENTITY = re.compile(rb'"boot_id":"([0-9a-f]{16})","sequence":"([0-9]{1,16})","base":"([0-9]{1,16})"')
 
 
@@ -101,11 +104,13 @@ class Ingest:
         replay: is sampled by the learner.
         limiter: gives room.
         block_transitions: expected size of a device's block before its first has come.
+        lag: of the policies that act; bounds it.
 
     Attributes:
         replay: see above.
         limiter: see above.
         sessions: see above.
+        lag: see above.
         blocked: why no block can be stored, "" while the journal takes them.
         refused: payloads that did not hold, by error code.
     """
@@ -120,20 +125,23 @@ class Ingest:
         replay: ReplayBuffer,
         limiter: SampleToInsertRatio,
         block_transitions: int = 1,
+        lag: PolicyLag | None = None,
     ) -> None:
-        self._codec = BlockCodec(spec)
+        self._codec = BlockCodec(spec, max_magnitude=MAX_MAGNITUDE)
         self._journal = journal
         self._assembler = assembler
         self._default_unit = max(1, block_transitions)
         self._lock = threading.RLock()
         self._live: dict[str, int] = {}
-        self._changed: dict[str, None] = {}
+        self._changed: dict[tuple[str, str], None] = {}  # (device, life) that an ack is due to
         self._swept = (-1, -1)
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._checkpoints: deque[int] = deque(maxlen=_KEPT_CHECKPOINTS)
         self.sessions = sessions
         self.replay = replay
         self.limiter = limiter
+        self.lag = lag or PolicyLag()
+        self._losses = CappedWarnings(_LOG)
         self.blocked = ""
         self.refused: dict[int, int] = {}
         journal.bind(self._segment_snapshot)
@@ -176,35 +184,38 @@ class Ingest:
             replay=replay,
             limiter=limiter,
             block_transitions=unit,
+            lag=PolicyLag(
+                LagBound(versions=config.max_lag_versions, steps=config.max_lag_steps, age_s=config.max_lag_s)
+            ),
         )
 
     # -- devices -----------------------------------------------------------------------------------------------------
 
-    def opened(self, device: str, boot_id: str, base: int | None = None) -> bool:
+    def opened(self, device: str, boot_id: str, base: int | None = None) -> None:
         """Note a birth: the device shares in the credit, and its next ack tells it where it stands.
 
-        Returns:
-            Whether this is the device's current life; false for the late word of one that is over.
+        Args:
+            device: its name.
+            boot_id: the life whose blocks it sends now.
+            base: see `SessionTable.open`.
         """
         with self._lock:
-            if not self.sessions.open(device, boot_id, base):
-                return False
-            self._join(device)
-            return True
+            self.sessions.open(device, boot_id, base)
+            self._join(device, boot_id)
 
     def closed(self, device: str) -> None:
         """Note a death: the device no longer takes part in the credit; a later block brings it back."""
         with self._lock:
             self._live.pop(device, None)
-            self._changed.pop(device, None)
+            self._changed = {due: None for due in self._changed if due[0] != device}
 
     def acks(self) -> list[tuple[str, Ack]]:
         """Return the acks of the live devices for which anything changed since the last call, credit included."""
         with self._lock:
             self._grant()
-            changed = [device for device in self._changed if device in self._live and device in self.sessions]
+            due = [(name, life) for name, life in self._changed if name in self._live]
             self._changed.clear()
-            return [(device, self.sessions.ack(device)) for device in changed]
+            return [(name, self.sessions.ack(name, life)) for name, life in due if self.sessions.remembers(name, life)]
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -218,7 +229,6 @@ class Ingest:
             try:
                 check_incoming(len(payload), MAX_BLOCK_BYTES, what="block")
                 block = self._codec.decode(payload)
-                _check_magnitudes(block)
             except PayloadRefused as error:
                 self._refuse(device, payload, error)
                 return None
@@ -230,6 +240,11 @@ class Ingest:
             self._pass_over(device, block, verdict)
             return verdict
         try:
+            self.lag.check(block)
+        except PayloadRefused as error:
+            self._refuse(device, payload, error)
+            return None
+        try:
             self._journal.append(device, payload)
         except JournalError as error:
             if not self.blocked:
@@ -239,9 +254,14 @@ class Ingest:
         if self.blocked:
             _LOG.warning("experience is stored again")
             self.blocked = ""
-        self.sessions.accept(device, block.dropped)
+        lost = self.sessions.accept(
+            device, block.boot_id, block.dropped, first_step=block.first_step, steps=block.transitions
+        )
+        if lost:
+            self._losses.warning("%d steps of %s before block %d never came", lost, device, block.sequence)
         self._insert(device, block)
-        self._join(device, block.transitions)
+        self._join(device, block.boot_id, block.transitions)
+        self.lag.acted(device, int(block.policy_version[-1]))
         return verdict
 
     def _insert(self, device: str, block: Block) -> int:
@@ -253,11 +273,9 @@ class Ingest:
         return len(transitions)
 
     def _pass_over(self, device: str, block: Block, verdict: Verdict) -> None:
-        name = {Verdict.DUPLICATE: "duplicates", Verdict.STALE: "stale", Verdict.GAP: "gaps"}[verdict]
-        self._counts[name] += 1
-        if verdict is not Verdict.STALE:
-            # Its ack was lost, or the device does not know what is missing: say it again.
-            self._join(device)
+        self._counts["duplicates" if verdict is Verdict.DUPLICATE else "gaps"] += 1
+        # Its ack was lost, or the device does not know what is missing: say it again.
+        self._join(device, block.boot_id)
         _LOG.debug("block %s/%s/%d: %s", device, block.boot_id, block.sequence, verdict.value)
 
     def _refuse(self, device: str, payload: bytes, error: PayloadRefused) -> None:
@@ -268,23 +286,23 @@ class Ingest:
         identity = _identity(payload)
         if identity is not None:
             boot_id, sequence, base = identity
-            if self.sessions.refuse(device, boot_id, sequence, base, code=error.code) is not Verdict.STALE:
-                self._join(device)
+            self.sessions.refuse(device, boot_id, sequence, base, code=error.code)
+            self._join(device, boot_id)
 
     # -- credit ------------------------------------------------------------------------------------------------------
 
-    def _join(self, device: str, transitions: int = 0) -> None:
-        """Count `device` as live, with blocks of `transitions`, and let it have an ack."""
+    def _join(self, device: str, boot_id: str, transitions: int = 0) -> None:
+        """Count `device` as live, with blocks of `transitions`, and let it have an ack for a life of it."""
         known = self._live.get(device)
         if known is None or transitions:
             self._live[device] = transitions or known or self._default_unit
-        self._changed[device] = None
+        self._changed[device, boot_id] = None
 
     def _grant(self) -> None:
         """Give credit where room allows: to all when room may have grown, else to those with news."""
         room = self.limiter.insert_room()
         now = (self.limiter.samples, len(self._live))
-        devices = list(self._live) if now != self._swept else [name for name in self._changed if name in self._live]
+        devices = list(self._live) if now != self._swept else self._live_with_news()
         if room <= 0 or not devices:
             return
         self._swept = now
@@ -293,7 +311,10 @@ class Ingest:
             if device not in self.sessions:
                 del self._live[device]
             elif self.sessions.grant(device, min(MAX_AHEAD, max(1, share // self._live[device]))):
-                self._changed[device] = None
+                self._changed[device, self.sessions.active(device)] = None
+
+    def _live_with_news(self) -> list[str]:
+        return list(dict.fromkeys(name for name, _ in self._changed if name in self._live))
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
@@ -304,13 +325,14 @@ class Ingest:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Counts since the run began (blocks, env_steps, duplicates, stale, gaps), and of this process the rest."""
+        """Counts since the run began (blocks, env_steps, duplicates, gaps), and of this process the rest."""
         with self._lock:
             return {
                 **self._counts,
                 "transitions": self.replay.inserted,
                 "dropped_rows": self._assembler.dropped,
                 "lost_blocks": self.sessions.lost,
+                "lost_steps": self.sessions.lost_steps,
                 "refused": {str(code): count for code, count in self.refused.items()},
             }
 
@@ -387,7 +409,15 @@ class Ingest:
                 f"journal {self._journal.directory} holds a block that does not fit this environment: {error}"
             ) from error
         # What was journalled had been accepted: whatever is missing before it was lost or declared dropped then.
-        self.sessions.admit(device, block.boot_id, block.sequence, block.sequence, block.dropped)
+        self.sessions.admit(
+            device,
+            block.boot_id,
+            block.sequence,
+            block.sequence,
+            block.dropped,
+            first_step=block.first_step,
+            steps=block.transitions,
+        )
         return self._insert(device, block)
 
     def _segment_snapshot(self) -> tuple[int, Mapping[str, Any]]:
@@ -396,14 +426,6 @@ class Ingest:
     def _restored_counts(self, snapshot: Mapping[str, Any]) -> dict[str, int]:
         counters = _mapping(snapshot, "counters")
         return {name: int(counters.get(name, 0)) for name in _COUNTERS}
-
-
-def _check_magnitudes(block: Block) -> None:
-    """Refuse finite numbers that no sum, square or weight leaves finite: one sensor fault must not end a run (W4)."""
-    named = [("reward", block.reward), *block.observation.items(), *block.final_observation.items()]
-    for name, array in named:
-        if array.size and array.dtype.kind == "f" and not np.abs(array).max() <= MAX_MAGNITUDE:
-            raise PayloadRefused(f"block: {name} holds {np.abs(array).max():.3g}, over {MAX_MAGNITUDE:g}")
 
 
 def _identity(payload: bytes) -> tuple[str, int, int] | None:

@@ -2,8 +2,8 @@
 
 Rules:
 
-* A device lives one life (boot id) at a time. A block of another boot id than the current one begins a new life, unless
-  that life is known to be over: then it is stale.
+* A life is one boot id of one device. Lives stand beside each other: what an earlier one left in a spool comes under
+  its own boot id, before the newest life's blocks or among them.
 * A life's blocks are accepted in sequence and once each (W1). What is expected first in an unknown life is the block's
   `base`, the lowest sequence that the actor can still send.
 * `base` and declared dropped ranges move the expectation forward over blocks that will never come. So a learner that
@@ -12,6 +12,11 @@ Rules:
 * A refused block counts as done with: the actor must not send it again.
 * A block beyond the expected one is a gap: it is not taken, and comes again after the missing one. Every block that is
   sent says its `base` of that moment, so a gap that the actor cannot fill is never waited for.
+* Memory is bounded: `max_devices` devices, `MAX_LIVES` lives each, the quietest goes first. A device delivers a life to
+  its end before the next, and notes that: one that is forgotten here is not sent again.
+
+The account of a device: every block says how many steps its life had made before it (`first_step`), so what lies
+between two accepted blocks and never came is known in steps, whatever the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from quarl_device.errors import JournalError
 from quarl_device.wire.messages import Ack
 
 MAX_DEVICES = 4_096
-MAX_OLD_BOOTS = 16
+MAX_LIVES = 16
 MAX_REFUSED = 64
 
 
@@ -35,48 +40,78 @@ class Verdict(enum.Enum):
     ACCEPT = "accept"
     DUPLICATE = "duplicate"
     GAP = "gap"
-    STALE = "stale"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What became of the steps of one device, as far as this learner has met its lives.
+
+    Attributes:
+        stored_steps: in accepted blocks.
+        lost_steps: between accepted blocks, in blocks that were refused or that their actor gave up.
+        lost_blocks: that their actor gave up.
+    """
+
+    stored_steps: int = 0
+    lost_steps: int = 0
+    lost_blocks: int = 0
 
 
 @dataclass(slots=True)
-class _Session:
-    """One device.
+class _Life:
+    """One life of one device.
 
     Attributes:
-        boot_id: its current life.
         expected: sequence that comes next, `None` before the first block.
+        step: number of the first step of the block that comes next, `None` before the first block.
         credit: exclusive upper bound of the sequences that it may send.
         refused: sequence to error code, the newest `MAX_REFUSED`.
-        old_boots: lives that are over, newest last.
-        lost: blocks that its actor can no longer send and that never came.
     """
 
-    boot_id: str
     expected: int | None = None
+    step: int | None = None
     credit: int = 0
     refused: dict[int, int] = field(default_factory=dict)
-    old_boots: list[str] = field(default_factory=list)
-    lost: int = 0
 
-    def begin(self, boot_id: str) -> None:
-        self.old_boots = [*self.old_boots, self.boot_id][-MAX_OLD_BOOTS:]
-        self.boot_id, self.expected, self.credit = boot_id, None, 0
-        self.refused.clear()
-
-    def skip(self, base: int, dropped: Sequence[tuple[int, int]]) -> None:
-        """Move the expectation over what will never come."""
-        expected = base if self.expected is None else self.expected
-        self.lost += max(0, base - expected)
+    def skip(self, base: int, dropped: Sequence[tuple[int, int]]) -> int:
+        """Move the expectation over what will never come; returns how many blocks these are."""
+        start = expected = base if self.expected is None else self.expected
         expected = max(expected, base)
         for low, high in sorted(dropped):
             if low <= expected <= high:
-                self.lost += high + 1 - expected
                 expected = high + 1
         self.expected = expected
+        return expected - start
+
+
+@dataclass(slots=True)
+class _Device:
+    """One device.
+
+    Attributes:
+        active: the life that credit goes to: the one whose block or announcement came last.
+        lives: by boot id, the quietest first.
+        stored_steps: see `Account`, as the two that follow.
+    """
+
+    active: str
+    lives: dict[str, _Life] = field(default_factory=dict)
+    stored_steps: int = 0
+    lost_steps: int = 0
+    lost_blocks: int = 0
+
+    def life(self, boot_id: str) -> _Life:
+        """Return a life as the one that was heard of last."""
+        life = self.lives.pop(boot_id, None) or _Life()
+        self.lives[boot_id] = life
+        self.active = boot_id
+        if len(self.lives) > MAX_LIVES:
+            del self.lives[next(iter(self.lives))]
+        return life
 
 
 class SessionTable:
-    """The sessions of all devices, in memory bounded by `max_devices`: the quietest device is forgotten first.
+    """The sessions of all devices.
 
     Args:
         epoch: of the learner, stated in every ack.
@@ -86,34 +121,43 @@ class SessionTable:
     def __init__(self, epoch: int = 0, *, max_devices: int = MAX_DEVICES) -> None:
         self.epoch = epoch
         self._max_devices = max_devices
-        self._sessions: dict[str, _Session] = {}
+        self._devices: dict[str, _Device] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._devices)
 
     def __contains__(self, device: str) -> bool:
-        return device in self._sessions
+        return device in self._devices
 
     @property
     def lost(self) -> int:
         """Blocks of the remembered devices that their actors gave up before they came."""
-        return sum(session.lost for session in self._sessions.values())
+        return sum(device.lost_blocks for device in self._devices.values())
 
-    def open(self, device: str, boot_id: str, base: int | None = None) -> bool:
-        """Note that `device` announced a life.
+    @property
+    def lost_steps(self) -> int:
+        """Steps of the remembered devices that lie between accepted blocks and never came."""
+        return sum(device.lost_steps for device in self._devices.values())
+
+    def account(self, device: str) -> Account:
+        """Return what became of a device's steps."""
+        known = self._devices.get(device)
+        if known is None:
+            return Account()
+        return Account(stored_steps=known.stored_steps, lost_steps=known.lost_steps, lost_blocks=known.lost_blocks)
+
+    def open(self, device: str, boot_id: str, base: int | None = None) -> None:
+        """Note that `device` announced the life whose blocks it sends now; credit goes to it from here on.
 
         Args:
             device: its name.
             boot_id: the life.
             base: lowest sequence that it can still send, if it says so.
-
-        Returns:
-            Whether it is the current one now; false for one that is known to be over.
         """
-        session = self._session(device, boot_id)
-        if session is not None and base is not None:
-            session.skip(base, ())
-        return session is not None
+        known = self._device(device, boot_id)
+        life = known.life(boot_id)
+        if base is not None:
+            known.lost_blocks += life.skip(base, ())
 
     def examine(
         self, device: str, boot_id: str, sequence: int, base: int, dropped: Sequence[tuple[int, int]] = ()
@@ -127,30 +171,63 @@ class SessionTable:
             base: lowest sequence that the actor can still send.
             dropped: inclusive ranges that will never be sent.
         """
-        session = self._session(device, boot_id)
-        if session is None:
-            return Verdict.STALE
-        session.skip(base, dropped)
-        expected = session.expected or 0
+        known = self._device(device, boot_id)
+        life = known.life(boot_id)
+        known.lost_blocks += life.skip(base, dropped)
+        expected = life.expected or 0
         if sequence > expected:
             return Verdict.GAP
         return Verdict.ACCEPT if sequence >= expected else Verdict.DUPLICATE
 
-    def accept(self, device: str, dropped: Sequence[tuple[int, int]] = ()) -> None:
-        """Count the block that `examine` found to be next as stored."""
-        session = self._sessions[device]
-        expected = (session.expected or 0) + 1
-        session.expected = expected
-        session.skip(expected, dropped)
-        session.credit = max(session.credit, session.expected)
+    def accept(
+        self,
+        device: str,
+        boot_id: str,
+        dropped: Sequence[tuple[int, int]] = (),
+        *,
+        first_step: int | None = None,
+        steps: int = 0,
+    ) -> int:
+        """Count the block that `examine` found to be next as stored.
+
+        Args:
+            device: its name.
+            boot_id: the life that it belongs to.
+            dropped: inclusive ranges that will never be sent.
+            first_step: steps that its life had made before it, `None` where that cannot be read.
+            steps: in it.
+
+        Returns:
+            Steps between the block before and this one that never came.
+        """
+        known = self._devices[device]
+        life = known.lives[boot_id]
+        life.expected = (life.expected or 0) + 1
+        known.lost_blocks += life.skip(life.expected, dropped)
+        life.credit = max(life.credit, life.expected)
+        if first_step is None:
+            return 0
+        lost = max(0, first_step - (first_step if life.step is None else life.step))
+        life.step = first_step + steps
+        known.lost_steps += lost
+        known.stored_steps += steps
+        return lost
 
     def admit(
-        self, device: str, boot_id: str, sequence: int, base: int, dropped: Sequence[tuple[int, int]] = ()
+        self,
+        device: str,
+        boot_id: str,
+        sequence: int,
+        base: int,
+        dropped: Sequence[tuple[int, int]] = (),
+        *,
+        first_step: int | None = None,
+        steps: int = 0,
     ) -> Verdict:
         """`examine`, and `accept` at once where the verdict is ACCEPT."""
         verdict = self.examine(device, boot_id, sequence, base, dropped)
         if verdict is Verdict.ACCEPT:
-            self.accept(device, dropped)
+            self.accept(device, boot_id, dropped, first_step=first_step, steps=steps)
         return verdict
 
     def refuse(
@@ -166,57 +243,69 @@ class SessionTable:
         """Like `admit` for a block that does not hold: it is done with, and its error code goes into the acks."""
         verdict = self.examine(device, boot_id, sequence, base, dropped)
         if verdict is Verdict.ACCEPT:
-            refused = self._sessions[device].refused
+            refused = self._devices[device].lives[boot_id].refused
             refused[sequence] = code
             while len(refused) > MAX_REFUSED:
                 del refused[next(iter(refused))]
-            self.accept(device, dropped)
+            self.accept(device, boot_id, dropped)
         return verdict
 
-    def boot_id(self, device: str) -> str:
-        """Return the current life of `device`, "" for an unknown one."""
-        session = self._sessions.get(device)
-        return "" if session is None else session.boot_id
+    def active(self, device: str) -> str:
+        """Return the life of `device` that was heard of last, "" for an unknown device."""
+        known = self._devices.get(device)
+        return "" if known is None else known.active
 
-    def expected(self, device: str) -> int | None:
-        """Return the sequence that comes next, `None` for an unknown device or life."""
-        session = self._sessions.get(device)
-        return None if session is None else session.expected
+    def expected(self, device: str, boot_id: str = "") -> int | None:
+        """Return the sequence that comes next in a life, by default the active one; `None` for an unknown one."""
+        life = self._find(device, boot_id)
+        return None if life is None else life.expected
 
     def grant(self, device: str, ahead: int) -> bool:
-        """Let `device` send up to `ahead` blocks beyond what has come in. A credit once given is never taken back.
+        """Let `device` send up to `ahead` blocks of its active life beyond what has come in.
+
+        A credit once given is never taken back.
 
         Returns:
             Whether the credit grew.
         """
-        session = self._sessions[device]
-        credit = (session.expected or 0) + ahead
-        if credit <= session.credit:
+        known = self._devices[device]
+        life = known.lives[known.active]
+        credit = (life.expected or 0) + ahead
+        if credit <= life.credit:
             return False
-        session.credit = credit
+        life.credit = credit
         return True
 
-    def ack(self, device: str) -> Ack:
-        """Return the ack that `device` should see now.
+    def ack(self, device: str, boot_id: str = "") -> Ack:
+        """Return the ack that `device` should see now, for a life that is remembered; by default the active one.
 
         Every accepted block is in the journal before it is in replay, so `durable` is `inserted`.
         """
-        session = self._sessions[device]
-        stored = -1 if session.expected is None else session.expected - 1
+        boot_id = boot_id or self._devices[device].active
+        life = self._devices[device].lives[boot_id]
+        stored = -1 if life.expected is None else life.expected - 1
         return Ack(
-            boot_id=session.boot_id,
+            boot_id=boot_id,
             epoch=self.epoch,
             inserted=stored,
             durable=stored,
-            refused=dict(session.refused),
-            credit=session.credit,
+            refused=dict(life.refused),
+            credit=life.credit,
         )
 
+    def remembers(self, device: str, boot_id: str) -> bool:
+        """Whether there is an ack for that life."""
+        return self._find(device, boot_id) is not None
+
     def snapshot(self) -> dict[str, Any]:
-        """Return the table as JSON, quietest device first."""
+        """Return the table as JSON, quietest device and life first."""
         return {
-            device: {"boot": session.boot_id, "next": session.expected, "old": list(session.old_boots)}
-            for device, session in self._sessions.items()
+            name: {
+                "active": device.active,
+                "lives": {boot_id: [life.expected, life.step] for boot_id, life in device.lives.items()},
+                "account": [device.stored_steps, device.lost_steps, device.lost_blocks],
+            }
+            for name, device in self._devices.items()
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -225,27 +314,34 @@ class SessionTable:
         Raises:
             JournalError: the snapshot does not hold.
         """
-        sessions: dict[str, _Session] = {}
-        for device, entry in snapshot.items():
+        devices: dict[str, _Device] = {}
+        for name, entry in snapshot.items():
             try:
-                boot_id, expected, old = entry["boot"], entry["next"], entry["old"]
-                if not (isinstance(boot_id, str) and all(isinstance(boot, str) for boot in old)):
-                    raise TypeError("a boot id is not a string")
-                known = None if expected is None else int(expected)
-                sessions[device] = _Session(boot_id, known, old_boots=list(old))
-            except (KeyError, TypeError, ValueError, IndexError) as error:
-                raise JournalError(f"the journal's session table does not hold for {device!r}: {error!r}") from error
-        self._sessions = sessions
+                devices[name] = _device_from_json(entry)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+                raise JournalError(f"the journal's session table does not hold for {name!r}: {error!r}") from error
+        self._devices = devices
 
-    def _session(self, device: str, boot_id: str) -> _Session | None:
-        """Return the session of `device`, in life `boot_id`, as the most recent one; `None` if that life is over."""
-        session = self._sessions.pop(device, None)
-        if session is None:
-            session = _Session(boot_id)
-        stale = boot_id in session.old_boots
-        if not stale and boot_id != session.boot_id:
-            session.begin(boot_id)
-        self._sessions[device] = session
-        if len(self._sessions) > self._max_devices:
-            del self._sessions[next(iter(self._sessions))]
-        return None if stale else session
+    def _find(self, device: str, boot_id: str) -> _Life | None:
+        known = self._devices.get(device)
+        return None if known is None else known.lives.get(boot_id or known.active)
+
+    def _device(self, name: str, boot_id: str) -> _Device:
+        """Return a device as the one that was heard of last."""
+        device = self._devices.pop(name, None) or _Device(boot_id)
+        self._devices[name] = device
+        if len(self._devices) > self._max_devices:
+            del self._devices[next(iter(self._devices))]
+        return device
+
+
+def _device_from_json(entry: Mapping[str, Any]) -> _Device:
+    lives = {boot_id: _Life(_int(expected), _int(step)) for boot_id, (expected, step) in entry["lives"].items()}
+    if entry["active"] not in lives:
+        raise ValueError("the active life is none of its lives")
+    stored_steps, lost_steps, lost_blocks = map(int, entry["account"])
+    return _Device(entry["active"], lives, stored_steps, lost_steps, lost_blocks)
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -8,12 +8,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from quarl_device.actor.standstill import Standstill
+from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_edge.learner.gate import PushGate
 from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.publisher import Pushed
+from quarl_edge.learner.receiver import FlowReport
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.local.evaluator import Judged
 from quarl_edge.progress import Status
+
+_TELL_PERIOD_S = 1.0
 
 
 class SessionAccount:
@@ -42,6 +47,8 @@ class SessionAccount:
         self._prepare_ms: list[float] = []
         self._most_actors = 0
         self._losses: Mapping[str, float] = {}
+        self._standstill = Standstill(time.monotonic())
+        self._told = (time.monotonic(), self._first_env_steps, self._first_updates)
         self.judged: Judged | None = None
         self.judgements = 0
         self.pushes = 0
@@ -55,6 +62,20 @@ class SessionAccount:
         self._losses = losses
         self._last_update_s = time.monotonic()
         self._last_update_env_steps = self._parts.env_steps()
+        self._standstill.note("", self._last_update_s)
+
+    def waits(self, reason: str = "") -> None:
+        """Note that there is nothing to learn from now, and why: what somebody must mend first."""
+        receiver, limiter = self._parts.receiver, self._parts.limiter
+        if receiver.blocked:
+            reason = "journal cannot be written"
+        elif not receiver.connected:
+            reason = "link down"
+        elif not receiver.actors:
+            reason = "no actors"
+        elif not reason:
+            reason = "first transitions" if limiter.inserts < limiter.min_size else "samples per insert"
+        self._standstill.note(reason, time.monotonic())
 
     def prepared(self, pushed: Pushed) -> None:
         """Note a policy that is ready to go out."""
@@ -76,6 +97,41 @@ class SessionAccount:
         self._most_actors = max(self._most_actors, actors)
         self._parts.progress.show(self._status(now, actors))
         self._write_metrics(now, actors)
+        if now - self._told[0] >= _TELL_PERIOD_S:
+            self._parts.tell(self.report(now))
+
+    def report(self, now: float) -> FlowReport:
+        """Return how experience and policies flow, with rates since the last report."""
+        parts, (told_s, told_env_steps, told_updates) = self._parts, self._told
+        counters, env_steps, updates = parts.receiver.counters, parts.env_steps(), self._progression.updates
+        spent_s = max(now - told_s, 1e-9)
+        self._told = (now, env_steps, updates)
+        actors = parts.receiver.actors
+        telemetry = LearnerTelemetry(
+            epoch=parts.epoch,
+            env_steps=env_steps,
+            env_steps_per_s=(env_steps - told_env_steps) / spent_s,
+            updates=updates,
+            updates_per_s=(updates - told_updates) / spent_s,
+            policy_version=parts.receiver.lag.version,
+            pushes=self.pushes,
+            pushes_held_back=self._gate.held_back,
+            samples_per_insert=self._samples_per_insert(),
+            replay_size=len(parts.replay),
+            replay_capacity=parts.replay.capacity,
+            blocks=counters["blocks"],
+            duplicates=counters["duplicates"],
+            gaps=counters["gaps"],
+            lost_steps=counters["lost_steps"],
+            refused=sum(counters["refused"].values()),
+            actors=len(actors),
+            int8_return=None if self.judged is None else self.judged.result.return_mean,
+            blocked=self._standstill.reason,
+            blocked_since_unix_s=self._standstill.since_unix_s(now, time.time()),
+            handler_errors=counters["handler_errors"],
+            lags={device: lag for device, lag in parts.receiver.lag.by_device().items() if device in actors},
+        )
+        return FlowReport(learner=telemetry, actors=actors, blocked_s=self._standstill.by_reason())
 
     def _status(self, now: float, actors: int) -> Status:
         parts, config = self._parts, self._parts.config

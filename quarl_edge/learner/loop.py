@@ -106,6 +106,7 @@ class TrainingLoop:
                         # Audits and judgements go by versions: one that never went out is none.
                         self._progression.version -= 1
             else:
+                self._account.waits()
                 arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
                 self._check_stalled()
             self._poll_judge(timeout_s=0.0)
@@ -139,6 +140,7 @@ class TrainingLoop:
         while self._parts.env_steps() == before:
             if self._parts.stop.requested:
                 return False
+            self._account.waits("the actor's block")
             arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
             self._check_stalled()
             self._chores()
@@ -193,6 +195,7 @@ class TrainingLoop:
         # What another learner serves is not overwritten.
         self._parts.presence.check()
         self._account.pushes += self._parts.publisher.publish(pushed)
+        self._parts.receiver.lag.published(pushed.version, pushed.env_steps)
         self._last_publish_s = time.monotonic()
         self._audit_owed |= pushed.version % self._config.audit_period_pushes == 0
         if self._audit_owed:

@@ -13,7 +13,7 @@ from quarl_edge.learner.metrics import MetricsSink
 from quarl_edge.learner.normalization import NormalizerPlan
 from quarl_edge.learner.presence import Presence
 from quarl_edge.learner.publisher import PolicyPublisher
-from quarl_edge.learner.receiver import Receiver
+from quarl_edge.learner.receiver import FlowReport, Receiver
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.actors import ActorProcesses
 from quarl_edge.local.evaluator import Evaluator
@@ -62,5 +62,7 @@ class Parts:
     stop: StopSignal
     env_steps: Callable[[], int]
     check_broker: Callable[[], None]
+    epoch: int = 0
+    tell: Callable[[FlowReport], None] = lambda _report: None
     actors: ActorProcesses | None = None
     conversion_reason: str = ""

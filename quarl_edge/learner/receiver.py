@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import QuarlError
 from quarl_device.link import Link, Message
+from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_device.wire.messages import DeviceState, Telemetry
 from quarl_device.wire.topics import Topics
+from quarl_edge.flow.lag import PolicyLag
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.ingest.sessions import Verdict
 
@@ -31,6 +35,21 @@ class ActorView:
 
     state: DeviceState
     telemetry: Telemetry | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowReport:
+    """How experience and policies flow at one moment: what goes on the wire every second, and to Prometheus.
+
+    Attributes:
+        learner: what the learner says of itself.
+        actors: what the devices that are online said last, by name.
+        blocked_s: seconds that the learner waited in this session, by reason.
+    """
+
+    learner: LearnerTelemetry
+    actors: Mapping[str, ActorView]
+    blocked_s: Mapping[str, float]
 
 
 class Receiver:
@@ -53,6 +72,8 @@ class Receiver:
         self._arrived = threading.Condition()
         self._arrivals = 0
         self._actors: dict[str, ActorView] = {}
+        self._last_beats: dict[tuple[str, str], int] = {}
+        self._names: dict[str, str] = {}  # devices by topic: a name is checked once
         self._refusals = CappedWarnings(_LOG)
         self.last_stored_s = time.monotonic()
         self.contributors: set[tuple[str, str]] = set()
@@ -62,6 +83,8 @@ class Receiver:
         self._link.subscribe(self._topics.any_state, self._on_state)
         self._link.subscribe(self._topics.any_telemetry, self._on_telemetry, qos=0)
         self._link.subscribe(self._topics.any_xp, self._on_experience)
+        # One ack answers all the blocks of a device that came together.
+        self._link.on_idle(self.send_acks)
 
     def send_acks(self) -> None:
         """Publish what changed since the last call: storage, refusals, credit."""
@@ -95,6 +118,21 @@ class Receiver:
         return {str(code): count for code, count in self._ingest.refused.items()}
 
     @property
+    def connected(self) -> bool:
+        """Whether the link stands."""
+        return self._link.connected
+
+    @property
+    def counters(self) -> Mapping[str, Any]:
+        """What has come: see `Ingest.counters`; and what the link caught in handlers."""
+        return {**self._ingest.counters, "handler_errors": self._link.counters.handler_errors}
+
+    @property
+    def lag(self) -> PolicyLag:
+        """How far behind the devices act."""
+        return self._ingest.lag
+
+    @property
     def actors(self) -> dict[str, ActorView]:
         """Devices whose last word was a birth, by name."""
         return {name: view for name, view in list(self._actors.items()) if view.state.status == "online"}
@@ -110,17 +148,21 @@ class Receiver:
             if verdict is Verdict.ACCEPT:
                 self.last_stored_s = time.monotonic()
                 if len(self.contributors) < _FEW_CONTRIBUTORS:
-                    self.contributors.add((device, self._ingest.sessions.boot_id(device)))
+                    self.contributors.add((device, self._ingest.sessions.active(device)))
             self._arrived.notify_all()
-        self.send_acks()
 
     def _device_of(self, message: Message) -> str:
         """Return whose topic it is, "" for a name that no device has."""
-        try:
-            return self._topics.device_of(message.topic)
-        except QuarlError as error:
-            self._refuse("a device", str(error))
-            return ""
+        device = self._names.get(message.topic, "")
+        if not device:
+            try:
+                device = self._topics.device_of(message.topic)
+            except QuarlError as error:
+                self._refuse("a device", str(error))
+                return ""
+            if len(self._names) < _MAX_DEVICES:
+                self._names[message.topic] = device
+        return device
 
     def _on_state(self, message: Message) -> None:
         device = self._device_of(message)
@@ -149,11 +191,20 @@ class Receiver:
             self._ingest.closed(device)
 
     def _born(self, device: str, state: DeviceState, known: ActorView | None) -> None:
-        if not self._ingest.opened(device, state.boot_id):
-            return
-        same = known is not None and known.state.boot_id == state.boot_id
-        self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known and same else None)
+        # Every life is answered: one that seems over may be the newest, whose birth an older one's has overtaken.
+        self._ingest.opened(device, state.delivering or state.boot_id)
+        if known is None or known.state.boot_id == state.boot_id:
+            self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known else None)
+        elif state.beat > self._last_beats.get((device, state.boot_id), -1):
+            self._actors[device] = ActorView(state=state)
+            self._remember_beat(device, known.state)
         self.send_acks()
+
+    def _remember_beat(self, device: str, state: DeviceState) -> None:
+        """A life that is followed by another shows itself again only by a birth that was not heard before."""
+        self._last_beats[device, state.boot_id] = state.beat
+        if len(self._last_beats) > _MAX_DEVICES:
+            del self._last_beats[next(iter(self._last_beats))]
 
     def _make_room(self) -> bool:
         """Say whether one more device can be known, forgetting one that is gone where that is needed."""

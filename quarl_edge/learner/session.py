@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -37,7 +37,7 @@ from quarl_edge.learner.normalization import NormalizerPlan
 from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.presence import Presence, claim_fleet, gone_birth, next_epoch
 from quarl_edge.learner.publisher import PolicyPublisher
-from quarl_edge.learner.receiver import Receiver
+from quarl_edge.learner.receiver import FlowReport, Receiver
 from quarl_edge.learner.result import TrainResult, nothing_happened
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.access import LEARNER_NAME
@@ -98,6 +98,7 @@ class Session:
         metrics: where numbers go.
         stop: asks for a clean end.
         checkpoint: to resume from.
+        observers: called every second with how it flows.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Session:
         metrics: MetricsSink,
         stop: StopSignal,
         checkpoint: Checkpoint | None = None,
+        observers: Sequence[Callable[[FlowReport], None]] = (),
     ) -> None:
         self._config = config
         self._run = run
@@ -118,6 +120,7 @@ class Session:
         self._metrics = metrics
         self._stop = stop
         self._checkpoint = checkpoint
+        self._observers = tuple(observers)
         self._topics = Topics(fleet.name)
         if default_runtime().name == TFLITE_RUNTIME:
             # Goldens and judgements are its answers, whatever the devices have.
@@ -194,8 +197,16 @@ class Session:
                 env_steps=lambda: ingest.env_steps,
                 check_broker=self._fleet.check_broker,
                 actors=actors,
+                epoch=epoch,
+                tell=lambda report: self._tell(link, report),
             )
             return TrainingLoop(parts, self._progression()).run()
+
+    def _tell(self, link: PahoLink, report: FlowReport) -> None:
+        # One that is not taken is followed by another in a second.
+        link.publish(self._topics.learner_telemetry, report.learner.encode(), qos=0)
+        for observe in self._observers:
+            observe(report)
 
     def _stop_if_asked(self) -> None:
         if self._stop.requested:

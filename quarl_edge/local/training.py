@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable, Iterator
 
 from quarl_device.errors import QuarlError
 from quarl_device.files import write_atomic
@@ -12,6 +14,7 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_edge.checkpoint import load_latest
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.metrics import TensorBoard
+from quarl_edge.learner.receiver import FlowReport
 from quarl_edge.learner.result import TrainResult
 from quarl_edge.learner.session import Fleet, Session
 from quarl_edge.learner.stop import StopSignal
@@ -35,6 +38,7 @@ def run_training(
     login: Login | None = None,
     takeover: bool = False,
     resume: bool = False,
+    metrics_at: tuple[str, int] | None = None,
 ) -> TrainResult:
     """Train in `run` with `config.actors` local actors.
 
@@ -49,6 +53,7 @@ def run_training(
         login: for a broker of the user's.
         takeover: serve the fleet even if another learner does.
         resume: continue from the run's latest checkpoint.
+        metrics_at: address and port to serve /metrics at, `None` not to.
 
     Raises:
         QuarlError: see `Session.train`.
@@ -56,7 +61,10 @@ def run_training(
     checkpoint = load_latest(run.checkpoints) if resume else None
     metrics = TensorBoard(run.tensorboard)
     try:
-        with open_broker(broker, actors=config.actors, login=login or Login(), fleet=fleet, log_dir=run.logs) as access:
+        with (
+            _exporter(metrics_at, progress) as observers,
+            open_broker(broker, actors=config.actors, login=login or Login(), fleet=fleet, log_dir=run.logs) as access,
+        ):
             session = Session(
                 config,
                 run,
@@ -75,6 +83,7 @@ def run_training(
                 metrics=metrics,
                 stop=stop,
                 checkpoint=checkpoint,
+                observers=observers,
             )
             if not access.embedded:
                 progress.note(f"actors elsewhere join with: {access.join_hint(fleet)}")
@@ -82,6 +91,19 @@ def run_training(
             return session.train(actors)
     finally:
         metrics.close()
+
+
+@contextlib.contextmanager
+def _exporter(at: tuple[str, int] | None, progress: Progress) -> Iterator[list[Callable[[FlowReport], None]]]:
+    if at is None:
+        yield []
+        return
+    from quarl_edge.flow.prometheus import Exporter
+
+    host, port = at
+    with Exporter(port, host=host) as exporter:
+        progress.note(f"metrics at http://{host}:{exporter.port}/metrics")
+        yield [exporter.observe]
 
 
 def _local_actors(
@@ -99,6 +121,8 @@ def _local_actors(
         if name in access.actor_credentials:
             arguments += ["--credentials", str(access.actor_credentials[name])]
         arguments += ["--envs", str(config.envs_per_actor), "--learner-key", str(public_key)]
+        # They end with the learner, so what they hold is of no use to a later start.
+        arguments += ["--spool", "memory", "--max-offline", "0"]
         arguments += ["--exit-when-gone", "--die-with-parent", "--quiet"]
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         # Empty variables keep away from an actor what is meant for the learner.

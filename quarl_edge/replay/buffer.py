@@ -78,7 +78,8 @@ class ReplayBuffer:
             for name, ring in self._ring.items():
                 source: Array = getattr(transitions, name)
                 ring[start : start + first] = source[skipped : skipped + first]
-                ring[: count - skipped - first] = source[skipped + first :]
+                if skipped + first < count:
+                    ring[: count - skipped - first] = source[skipped + first :]
             self.inserted += count
 
     def sample(self, num_batches: int, batch_size: int) -> Batch:
@@ -112,6 +113,19 @@ class ReplayBuffer:
             count = min(count, len(self))
             index = np.arange(self.inserted - count, self.inserted) % self._capacity
             return self._ring["observation"][index]
+
+    def newest(self, count: int) -> Transitions:
+        """Return copies of the newest transitions, oldest first; at most what the ring holds."""
+        with self._lock:
+            count = min(count, len(self))
+            start = (self.inserted - count) % self._capacity
+            end = start + count
+            if end <= self._capacity:
+                return Transitions(**{name: ring[start:end].copy() for name, ring in self._ring.items()})
+            rest = end - self._capacity
+            return Transitions(
+                **{name: np.concatenate((ring[start:], ring[:rest])) for name, ring in self._ring.items()}
+            )
 
     def seek(self, inserted: int) -> None:
         """Go on at running number `inserted`: a rebuilding from a shortened journal starts in the middle of the count.

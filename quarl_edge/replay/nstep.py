@@ -68,10 +68,7 @@ class _Rows:
 
     @classmethod
     def of(cls, block: Block, key: str, tail: _Tail | None) -> _Rows:
-        observation, after = block.observation[key][:-1], block.observation[key][1:]
-        if len(block.final_index):
-            after = after.copy()
-            after[block.final_index[:, 0], block.final_index[:, 1]] = block.final_observation[key]
+        observation, after = block.observation[key][:-1], _true_next(block, key)
         ends, breaks = block.terminated | block.truncated, block.start | ~block.valid
         if tail is None:
             return cls(0, observation, block.action, block.reward, ends, breaks, block.valid, after)
@@ -94,13 +91,13 @@ class _Windows:
 
     Attributes:
         total: float32, discounted sum of the rewards.
-        steps: rows in it; `None` where all have one.
+        steps: rows in it.
         done: it is finished.
         waiting: it needs rows of the next block.
     """
 
     total: Array
-    steps: Array | None
+    steps: Array
     done: Array
     waiting: Array
 
@@ -137,12 +134,35 @@ class NStepAssembler:
         Blocks must hold (`BlockCodec.decode` checks them) and come in the order in which they were accepted. The
         result may alias the block.
         """
+        if self._n == 1:
+            return self._one_step(block)
         rows = _Rows.of(block, self._key, self._continued(stream, block))
         windows = self._windows(rows)
         self.dropped += int(rows.live.sum()) - int(windows.done.sum()) - int(windows.waiting.sum())
-        if self._n > 1:
-            self._keep(stream, block, rows, windows.waiting)
+        self._keep(stream, block, rows, windows.waiting)
         return self._gather(block, rows, windows)
+
+    def _one_step(self, block: Block) -> Transitions:
+        """Return the windows of one row: none waits for the next block, and most blocks lose no row."""
+        seen = block.observation[self._key]
+        after = _true_next(block, self._key)
+        reward, discount = block.reward.reshape(-1), self._powers[1] * ~block.terminated.reshape(-1)
+        made = Transitions(_flat(seen[:-1]), _flat(block.action), reward, discount, _flat(after))
+        # What follows a row that ends no episode must be its continuation.
+        cut = (block.start[1:] | ~block.valid[1:]) & ~(block.terminated | block.truncated)[:-1]
+        if not cut.any() and block.valid.all():
+            return made
+        done = block.valid.copy()
+        done[:-1] &= ~cut
+        self.dropped += int(block.valid.sum()) - int(done.sum())
+        taken = np.flatnonzero(done)
+        return Transitions(
+            made.observation[taken],
+            made.action[taken],
+            made.reward[taken],
+            made.discount[taken],
+            made.next_observation[taken],
+        )
 
     def close(self, stream: str) -> None:
         """Drop the unfinished rows of `stream`: nothing continues it."""
@@ -165,18 +185,15 @@ class NStepAssembler:
         n, length = self._n, len(rows.reward)
         open_ = rows.live & ~rows.ends
         done = rows.live & rows.ends
-        total, steps = rows.reward, None
-        if n > 1:
-            total = total.copy()
-            steps = np.ones(total.shape, np.intp)
+        total = rows.reward.copy()
+        steps = np.ones(total.shape, np.intp)
         for i in range(1, min(n, length)):
             goes_on = open_[:-i] & ~rows.breaks[i:]
             total[:-i] += self._powers[i] * rows.reward[i:] * goes_on
             ended = goes_on & rows.ends[i:]
             done[:-i] |= ended
             open_[:-i] = goes_on & ~ended
-            if steps is not None:
-                steps[:-i] += goes_on
+            steps[:-i] += goes_on
         if length >= n:
             full = open_[: length - n + 1].copy()
             # The row after the window must follow it, or the window's next observation belongs to another episode.
@@ -207,23 +224,26 @@ class NStepAssembler:
         observation, action = _flat(rows.observation), _flat(rows.action)
         reward, after, terminated = windows.total.reshape(-1), _flat(rows.after), block.terminated.reshape(-1)
         if windows.done.all():
-            taken, steps = None, windows.steps
-            last = None if steps is None else np.arange(steps.size)
+            steps = windows.steps.reshape(-1)
+            last = np.arange(steps.size)
         else:
-            taken = np.flatnonzero(windows.done)
-            observation, action, reward = observation[taken], action[taken], reward[taken]
-            last = taken
-        if windows.steps is None:
-            if last is not None:
-                after, terminated = after[last], terminated[last]
-            discount = np.where(terminated, np.float32(0), self._powers[1])
-            return Transitions(observation, action, reward, discount, after)
-        steps = windows.steps.reshape(-1) if taken is None else windows.steps.reshape(-1)[taken]
+            last = np.flatnonzero(windows.done)
+            observation, action, reward = observation[last], action[last], reward[last]
+            steps = windows.steps.reshape(-1)[last]
         # Every window that finishes now has its last row in this block, not in the tail before it.
         last = last + (steps - 1 - rows.before) * block.num_envs
         discount = self._power_table[steps]
         discount[terminated[last]] = 0
         return Transitions(observation, action, reward, discount, after[last])
+
+
+def _true_next(block: Block, key: str) -> Array:
+    """Return what truly followed each row, [T, N, *shape]."""
+    after = block.observation[key][1:]
+    if len(block.final_index):
+        after = after.copy()
+        after[block.final_index[:, 0], block.final_index[:, 1]] = block.final_observation[key]
+    return after
 
 
 def _flat(array: Array) -> Array:

@@ -49,14 +49,14 @@ class World:
     def __init__(self, learner, config=None):
         self.now_s = 0.0
         self.learner = learner
-        self.session = ActorSession(MemoryOutbox(), config)
+        self.session = ActorSession(MemoryOutbox(BOOT), config)
         self.outbox = self.session._outbox
         self.up, self.down = [], []
         self.made = []
 
     def pump(self):
         """Do what the agent does after every event."""
-        while (sequence := self.session.next_to_send()) is not None:
+        while (sequence := self.session.next_to_send(self.now_s)) is not None:
             assert sequence < self.session.credit
             payload = self.outbox.get(sequence)
             assert payload is not None
@@ -81,7 +81,7 @@ class World:
         self.down.append(self.learner.ack())
 
     def hear(self, ack):
-        self.session.ack(now_s=self.now_s, **ack)
+        self.session.ack(boot_id=BOOT, now_s=self.now_s, **ack)
 
     def birth(self):
         self.learner.beat += 1
@@ -236,7 +236,7 @@ def test_a_learner_that_lost_everything_goes_on_with_a_running_actor(before, bet
 
 
 def ready(**config):
-    session = ActorSession(MemoryOutbox(), SessionConfig(**config))
+    session = ActorSession(MemoryOutbox(BOOT), SessionConfig(**config))
     session.link_changed(up=True, now_s=0.0)
     session.learner_online(epoch=1, beat=1, lockstep=False, now_s=0.0)
     session.policy_accepted(1, 1)
@@ -244,7 +244,7 @@ def ready(**config):
 
 
 def grant(session, credit, *, inserted=-1, durable=-1, epoch=1, now_s=0.0):
-    return session.ack(epoch=epoch, inserted=inserted, durable=durable, credit=credit, now_s=now_s)
+    return session.ack(boot_id=BOOT, epoch=epoch, inserted=inserted, durable=durable, credit=credit, now_s=now_s)
 
 
 def make(session, count=1, version=1):
@@ -254,14 +254,14 @@ def make(session, count=1, version=1):
 
 def drain(session):
     sent = []
-    while (sequence := session.next_to_send()) is not None:
+    while (sequence := session.next_to_send(0.0)) is not None:
         sent.append(sequence)
         session.sent(sequence)
     return sent
 
 
 def test_it_says_why_it_stands_still():
-    session = ActorSession(MemoryOutbox(max_bytes=2))
+    session = ActorSession(MemoryOutbox(BOOT, max_bytes=2))
     assert session.blocked() == "link down"
     session.link_changed(up=True, now_s=0.0)
     assert session.blocked() == "no learner"
@@ -272,14 +272,14 @@ def test_it_says_why_it_stands_still():
     grant(session, 9)
     assert session.blocked() == ""
     make(session, 2)
-    assert session.blocked() == "outbox full"
+    assert session.blocked() == "spool full"
     grant(session, 9, inserted=1, durable=1)
     assert session.blocked() == ""
     make(session, 1)
     session.learner_gone(epoch=1)
     assert session.blocked() == ""
     make(session, 1)
-    assert session.blocked() == "no learner"
+    assert session.blocked() == "spool full"
 
 
 def test_credit_bounds_what_is_sent_and_made():
@@ -290,6 +290,16 @@ def test_credit_bounds_what_is_sent_and_made():
     assert session.blocked() == "no credit"
     assert grant(session, 3)
     assert session.blocked() == ""
+
+
+def test_an_ack_for_many_blocks_at_once_gives_all_its_credit():
+    session = ready()
+    grant(session, 8)
+    make(session, 8)
+    assert drain(session) == list(range(8))
+    assert session.blocked() == "no credit"
+    assert grant(session, 16, inserted=7, durable=7)
+    assert (session.credit, session.blocked()) == (16, "")
 
 
 def test_acks_that_cannot_be_true_say_nothing():
@@ -427,7 +437,7 @@ def test_giving_up_what_is_pending_shows_in_base():
     grant(session, 9)
     make(session, 3)
     grant(session, 9, inserted=0, durable=0)
-    assert session.drop_pending() == 2
+    assert session.begin_task("another", 0.0) == 2
     assert (session.pending, session.base) == (0, 3)
     make(session)
     assert drain(session) == [3]
@@ -456,3 +466,207 @@ def test_a_send_that_failed_is_next_again():
 def test_impatience_is_refused(wrong):
     with pytest.raises(UsageError):
         SessionConfig(**wrong)
+
+
+# -- lives, gaps, absence ----------------------------------------------------------------------------------------------
+
+
+class TwoLives(MemoryOutbox):
+    """What a spool shows a session: `earlier` blocks of one life, then this life's own."""
+
+    def __init__(self, earlier, *, missing=()):
+        super().__init__(BOOT)
+        self.earlier = dict.fromkeys(n for n in range(earlier) if n not in missing)
+
+    @property
+    def delivering(self):
+        return EARLIER if self.earlier else BOOT
+
+    @property
+    def base(self):
+        return min(self.earlier) if self.earlier else super().base
+
+    @property
+    def end(self):
+        return max(self.earlier) + 1 if self.earlier else super().end
+
+    def __len__(self):
+        return len(self.earlier) + super().__len__()
+
+    def next_held(self, sequence):
+        if self.earlier:
+            return min((n for n in self.earlier if n >= sequence), default=None)
+        return super().next_held(sequence)
+
+    def free(self, durable):
+        if not self.earlier:
+            return super().free(durable)
+        gone = [n for n in self.earlier if n <= durable]
+        for sequence in gone:
+            del self.earlier[sequence]
+        return len(gone)
+
+
+EARLIER = "00000000000000ee"
+
+
+def ready_with(outbox, **config):
+    session = ActorSession(outbox, SessionConfig(**config))
+    session.link_changed(up=True, now_s=0.0)
+    session.learner_online(epoch=1, beat=1, lockstep=False, now_s=0.0)
+    session.policy_accepted(1, 1)
+    return session
+
+
+def say(session, boot_id, stored, credit):
+    return session.ack(boot_id=boot_id, epoch=1, inserted=stored, durable=stored, credit=credit, now_s=0.0)
+
+
+def test_an_earlier_life_is_delivered_to_its_end_before_this_one():
+    session = ready_with(TwoLives(3))
+    assert session.delivering == EARLIER
+    assert session.blocked() == "catching up"
+    assert not say(session, BOOT, -1, 9), "credit for the next life has to wait"
+    say(session, EARLIER, -1, 9)
+    assert drain(session) == [0, 1, 2]
+    session.announced(0.0)
+    say(session, EARLIER, 1, 9)
+    assert (session.delivering, session.blocked()) == (EARLIER, "catching up")
+    assert session.awaits_insertion
+    say(session, EARLIER, 2, 9)
+    assert (session.delivering, session.inserted, session.credit) == (BOOT, -1, 0)
+    assert session.announce_due(0.0), "the learner hears whose blocks come now"
+    say(session, BOOT, -1, 2)
+    assert session.blocked() == ""
+    make(session)
+    assert drain(session) == [0]
+
+
+def test_a_learner_that_knows_more_of_an_earlier_life_than_is_left_of_it_ends_it():
+    """A power cut took blocks that had been sent."""
+    session = ready_with(TwoLives(3))
+    assert say(session, EARLIER, 7, 12)
+    assert session.delivering == BOOT
+    make(session)
+    assert not say(session, BOOT, 5, 12), "of its own life nobody knows more"
+
+
+def test_a_gap_uses_no_credit():
+    """The learner cannot know of it before the block behind it comes."""
+    session = ready_with(TwoLives(500, missing=range(2, 400)))
+    say(session, EARLIER, -1, 3)
+    assert drain(session) == [0, 1]
+    say(session, EARLIER, 1, 5)
+    assert drain(session) == [400, 401, 402]
+
+
+def test_blocks_that_turn_out_damaged_are_passed_over():
+    outbox = TwoLives(2)
+    session = ready_with(outbox)
+    say(session, EARLIER, -1, 9)
+    assert session.next_to_send(0.0) == 0
+    del outbox.earlier[0]
+    session.not_held(0.0)
+    assert session.next_to_send(0.0) == 1
+    del outbox.earlier[1]
+    session.not_held(0.0)
+    assert (session.delivering, session.next_to_send(0.0)) == (BOOT, None)
+
+
+def test_without_a_learner_the_loop_goes_on_for_as_long_as_it_may():
+    session = ready(max_offline_s=10.0)
+    grant(session, 1)
+    make(session)
+    drain(session)
+    assert session.blocked() == "no credit", "while the learner is there its credit counts"
+    session.learner_gone(epoch=1)
+    session.tick(100.0)
+    assert session.blocked() == ""
+    make(session, 5)
+    session.tick(109.9)
+    assert session.blocked() == ""
+    session.tick(110.1)
+    assert session.blocked() == "no learner"
+    session.link_changed(up=False, now_s=111.0)
+    assert session.blocked() == "link down"
+    session.link_changed(up=True, now_s=112.0)
+    session.learner_online(epoch=1, beat=2, lockstep=False, now_s=112.0)
+    session.tick(112.0)
+    assert session.blocked() == "catching up"
+    session.link_changed(up=False, now_s=113.0)
+    session.tick(113.0)
+    assert session.blocked() == "", "time without a learner is counted anew"
+
+
+def test_a_spool_that_cannot_be_written_stops_the_loop_with_and_without_a_learner():
+    session = ready(max_offline_s=10.0)
+    grant(session, 9)
+    session._outbox.fault = "No space left on device"
+    assert session.blocked() == "spool cannot be written"
+    session.link_changed(up=False, now_s=0.0)
+    assert session.blocked() == "spool cannot be written"
+
+
+def test_bytes_in_the_air_are_bounded_too():
+    session = ready(max_in_flight_bytes=250)
+    grant(session, 9)
+    make(session, 6)
+    sent = []
+    while (sequence := session.next_to_send(0.0)) is not None:
+        session.sent(sequence, 100)
+        sent.append(sequence)
+    assert sent == [0, 1, 2], "one may go over"
+    grant(session, 9, inserted=0)
+    assert session.next_to_send(0.0) == 3
+
+
+def test_catching_up_is_paced():
+    session = ready(max_upload_bytes_per_s=1_000.0)
+    grant(session, 99)
+    make(session, 60)
+    sent = {}
+    for tenth in range(40):
+        now_s = tenth / 10
+        while (sequence := session.next_to_send(now_s)) is not None:
+            session.sent(sequence, 100)
+            sent[sequence] = now_s
+        if sent:
+            grant(session, 99, inserted=max(sent), now_s=now_s)
+    assert list(sent) == list(range(len(sent)))
+    # 1,000 bytes a second, a quarter of a second at once, and one block that goes over.
+    assert 39 <= len(sent) <= 43
+    assert sum(at_s == 0.0 for at_s in sent.values()) <= 4
+
+
+@pytest.mark.parametrize("wrong", [{"max_in_flight_bytes": 0}, {"max_offline_s": -1}, {"max_upload_bytes_per_s": -1}])
+def test_bounds_that_do_not_hold_are_refused(wrong):
+    with pytest.raises(UsageError):
+        SessionConfig(**wrong)
+
+
+def test_a_late_ack_does_not_bring_a_learner_back_that_has_left():
+    session = ready(max_offline_s=10.0)
+    grant(session, 1)
+    make(session)
+    session.learner_gone(epoch=1)
+    assert grant(session, 1, inserted=0, durable=0), "what it says still counts"
+    assert session.blocked() == ""
+    session.learner_online(epoch=1, beat=2, lockstep=False, now_s=0.0)
+    assert session.blocked() == "no credit"
+
+
+def test_what_a_slow_link_still_carries_is_not_sent_again():
+    """Eight MiB take a minute on some links: sending them again after a second would never end."""
+    session = ready(resend_after_s=1.0, stuck_after_s=60.0, learner_silent_s=1e6)
+    grant(session, 9)
+    make(session, 3)
+    assert drain(session) == [0, 1, 2]
+    for second in range(1, 60):
+        session.tick(float(second), in_air=True)
+        assert drain(session) == []
+    session.tick(60.0, in_air=True)
+    assert drain(session) == [0, 1, 2], "but it is not waited for for ever"
+    session.tick(61.0)
+    assert drain(session) == []
+    session.tick(62.1)
+    assert drain(session) == [0, 1, 2]

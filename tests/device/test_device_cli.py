@@ -12,7 +12,9 @@ import pytest
 from quarl_device import __version__, cli, commands
 from quarl_device.actor import bench
 from quarl_device.actor.agent import Summary
+from quarl_device.actor.outbox import MemoryOutbox
 from quarl_device.runtime.litert import MAX_BATCH_SIZE
+from quarl_device.spool.disk import DiskSpool
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,16 @@ def test_no_broker_is_code_30(monkeypatch, capsys):
 
 
 SUMMARY = Summary(
-    steps=1000, episodes=3, blocks=9, blocks_pending=1, steps_per_s=5.0, act_us_p50=1.5, policies=2, reason="stopped"
+    steps=1000,
+    episodes=3,
+    blocks=9,
+    blocks_pending=1,
+    blocks_dropped=4,
+    steps_dropped=640,
+    steps_per_s=5.0,
+    act_us_p50=1.5,
+    policies=2,
+    reason="stopped",
 )
 
 
@@ -121,7 +132,49 @@ def test_the_last_line_is_the_summary(form, monkeypatch, capsys, caplog):
     if form == "json":
         assert json.loads(out.splitlines()[-1])["steps"] == 1000
     else:
-        assert out.startswith("pi-7: 1,000 steps, 3 episodes, 9 blocks (1 not acknowledged), 2 policies")
+        assert out.startswith("pi-7: 1,000 steps, 3 episodes, 9 blocks (1 not acknowledged, 4 dropped), 2 policies")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"max_bytes": 256 * 2**20, "when_full": "block", "sync": "interval", "sync_interval_s": 5.0}),
+        (["--spool-mib", "8", "--when-full", "drop-oldest", "--spool-sync", "always"],
+         {"max_bytes": 8 * 2**20, "when_full": "drop-oldest", "sync": "always"}),
+        (["--spool-sync", "60"], {"sync": "interval", "sync_interval_s": 60.0}),
+    ],
+)  # fmt: skip
+def test_experience_waits_on_disk_unless_told_otherwise(words, expected, monkeypatch, tmp_path):
+    made = []
+
+    class Stub:
+        def __init__(self, config, *, outbox, **_):
+            made.append((config, outbox))
+
+        def run(self):
+            made[0][1].close()
+            return SUMMARY
+
+    monkeypatch.setattr("quarl_device.actor.agent.Agent", Stub)
+    run = ["run", "--broker", "mqtt://h", "--id", "pi-7", "--fleet", "lab", "--state-dir", str(tmp_path)]
+    assert cli.main([*run, *words, "--max-offline", "7", "--max-upload", "3"]) == 0
+    [(config, outbox)] = made
+    assert isinstance(outbox, DiskSpool)
+    assert {name: getattr(outbox._config, name) for name in expected} == expected
+    assert (tmp_path / "spool" / "lab.pi-7" / "lock").exists()
+    assert (config.max_offline_s, config.max_upload_bytes_per_s) == (7, 3 * 1024)
+
+
+def test_a_spool_in_memory_touches_no_disk(monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr("quarl_device.actor.agent.Agent.run", lambda self: made.append(self) or SUMMARY)
+    words = ["run", "--broker", "mqtt://h", "--state-dir", str(tmp_path / "s"), "--spool", "memory"]
+    assert cli.main([*words, "--when-full", "drop-oldest"]) == 0
+    outbox = made[0]._shared.outbox
+    assert isinstance(outbox, MemoryOutbox)
+    assert (outbox._max_bytes, outbox._when_full) == (64 * 2**20, "drop-oldest")
+    assert not (tmp_path / "s").exists()
+    made[0]._listener.close()
 
 
 def test_an_interrupt_elsewhere_is_130(monkeypatch):

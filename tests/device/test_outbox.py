@@ -1,62 +1,38 @@
-"""The outbox: every block exactly once, in order, until it is durable."""
+"""Outboxes, in memory and on disk: every block exactly once, in order, until it is durable."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from quarl_device.actor.outbox import MemoryOutbox
 from quarl_device.errors import UsageError
+from quarl_device.spool.config import SpoolConfig
+from quarl_device.spool.disk import DiskSpool
+from quarl_device.testing.outbox_conformance import OUTBOX_CHECKS
 
 
-def test_an_empty_outbox_expects_block_0():
-    outbox = MemoryOutbox()
-    assert (outbox.base, len(outbox), outbox.pending_bytes, outbox.full) == (0, 0, 0, False)
-    assert outbox.get(0) is None
-    assert outbox.free(10) == 0
+@pytest.fixture(params=["memory", "disk", "disk, synced always", "disk, synced never"])
+def make(request, tmp_path):
+    opened = []
+
+    def on_disk(boot_id, *, max_bytes, when_full):
+        sync = request.param.split()[-1] if "synced" in request.param else "interval"
+        config = SpoolConfig(max_bytes=max_bytes, when_full=when_full, sync=sync)
+        opened.append(DiskSpool(tmp_path / "spool", boot_id=boot_id, config=config))
+        return opened[-1]
+
+    yield MemoryOutbox if request.param == "memory" else on_disk
+    for spool in opened:
+        spool.close()
 
 
-@pytest.mark.parametrize("sequence", [-1, 1, 5])
-def test_two_blocks_never_share_a_sequence_and_none_is_skipped(sequence):
-    with pytest.raises(UsageError, match="expects block 0"):
-        MemoryOutbox().put(sequence, b"x")
-    outbox = MemoryOutbox()
-    outbox.put(0, b"x")
-    with pytest.raises(UsageError, match="expects block 1"):
-        outbox.put(0, b"y")
-
-
-def test_a_block_of_any_size_fits_an_empty_outbox_and_then_it_is_full():
-    outbox = MemoryOutbox(max_bytes=10)
-    outbox.put(0, b"x" * 9)
-    assert not outbox.full
-    outbox.put(1, b"x" * 1000)
-    assert outbox.full
-    outbox.free(0)
-    assert outbox.full
-    outbox.free(1)
-    assert not outbox.full
-    assert outbox.pending_bytes == 0
+@pytest.mark.parametrize("check", OUTBOX_CHECKS, ids=lambda check: check.__name__)
+def test_conforms(check, make):
+    check(make)
 
 
 def test_a_cap_that_holds_nothing_is_refused():
     with pytest.raises(UsageError, match="not positive"):
         MemoryOutbox(max_bytes=0)
-
-
-@given(st.lists(st.one_of(st.binary(max_size=20), st.integers(-1, 30)), max_size=60))
-def test_base_bytes_and_contents_follow_puts_and_frees(steps):
-    outbox, model, following = MemoryOutbox(), {}, 0
-    for step in steps:
-        if isinstance(step, bytes):
-            outbox.put(following, step)
-            model[following] = step
-            following += 1
-        else:
-            gone = [sequence for sequence in model if sequence <= step]
-            assert outbox.free(step) == len(gone)
-            for sequence in gone:
-                del model[sequence]
-        assert outbox.base == min(model, default=following)
-        assert outbox.pending_bytes == sum(map(len, model.values()))
-        assert len(outbox) == len(model)
-        assert {n: outbox.get(n) for n in range(following) if outbox.get(n) is not None} == model
+    with pytest.raises(UsageError, match="too small"):
+        SpoolConfig(max_bytes=1000)
+    with pytest.raises(UsageError, match="sync_interval_s"):
+        SpoolConfig(sync_interval_s=0)

@@ -145,6 +145,7 @@ def frames_of(shape, count=7):
         ((4, 5), (4, 5, 3), "new_axis", lambda frames: np.stack(frames, -1)),
         ((5,), (15,), "joined", np.concatenate),
         ((5,), (5, 3), "new_axis", lambda frames: np.stack(frames, -1)),
+        ((5,), (3, 5), "joined", np.stack),
         ((2, 4, 5), (4, 5, 6), "channels_last", lambda frames: np.moveaxis(np.concatenate(frames, 0), 0, -1)),
         ((4, 5, 1), (60,), "joined", lambda frames: np.concatenate(frames, -1).ravel()),
         ((), (3,), "joined", np.stack),
@@ -156,6 +157,7 @@ def test_frames_are_stacked_oldest_first(shape, tensor, layout, place, stored):
     """And an episode begins with its first frame everywhere."""
     scale = {} if stored == "float32" else {"scale": 1.0, "zero_point": -128}
     spec = ObservationSpec(key="observation", shape=shape, dtype="uint8", stack=3)
+    assert layout_of(spec, tensor) == layout
     binding = InputBinding(spec=spec, shape=tensor, dtype=np.dtype(stored), layout=layout, **scale)
     shift = 0 if stored == "float32" else -128
     frames, filler = frames_of(shape), Filler(binding)

@@ -57,7 +57,7 @@ def make_block(spec, steps, envs, *, seed=0, same_step=True, **fields):
         action = noise((steps, envs, *spec.action.shape), "float32")
     return Block(
         **{
-            "boot_id": BOOT, "sequence": 3, "base": 1, "dropped": (),
+            "boot_id": BOOT, "sequence": 3, "base": 1, "first_step": 48, "dropped": (),
             "observation": {s.key: noise((steps + s.stack, envs, *s.shape), s.dtype) for s in spec.observations},
             "action": action, "reward": noise((steps, envs), "float32"), "terminated": terminated,
             "truncated": np.zeros((steps, envs), np.bool_), "start": start, "valid": np.ones((steps, envs), np.bool_),
@@ -88,6 +88,7 @@ def test_what_goes_in_comes_out_and_the_library_reads_it(spec, steps, envs, seed
     payload = BlockCodec(spec).encode(block)
     found, library = BlockCodec(spec).decode(payload), load(payload)
     assert (found.boot_id, found.sequence, found.base, found.dropped) == (BOOT, 3, 1, ((4, 4), (6, 9)))
+    assert found.first_step == 48
     assert found.transitions == steps * envs
     for name, array in arrays_of(block).items():
         np.testing.assert_array_equal(arrays_of(found)[name], array, err_msg=name)

@@ -203,7 +203,7 @@ def test_a_wrong_password_is_code_31(learner, start):
     assert "Traceback" not in err
 
 
-def test_of_two_with_one_id_the_older_ends_and_says_why(start):
+def test_of_two_with_one_id_the_older_ends_and_says_why(start, tmp_path):
     # The embedded broker does not throw off the older of two clients with one id, as MQTT wants it.
     with Mosquitto() as broker:
         states = []
@@ -213,7 +213,8 @@ def test_of_two_with_one_id_the_older_ends_and_says_why(start):
         words = ("--broker", broker.url, "--fleet", "default")
         older = start(*words)
         eventually(lambda: states, "the first")
-        newcomer = start(*words)
+        # As on another machine; on this one its spool would keep it out.
+        newcomer = start(*words, "--state-dir", str(tmp_path / "other"))
         out, err = older.communicate(timeout=60)
         assert older.returncode == 52, err
         assert "another process uses the id 'a' on this broker" in err

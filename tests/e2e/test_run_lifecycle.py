@@ -101,7 +101,7 @@ def test_a_device_elsewhere_joins_and_a_killed_learner_loses_and_repeats_nothing
     words = ["--broker", url(mosquitto, "learner"), "--fleet", "killed", "--learner-key", tmp_path / "key"]
     words += ["--actors", 0, "--format", "json"]
     actor = [*DEVICE, "run", "--broker", url(mosquitto, "pi-1"), "--fleet", "killed", "--id", "pi-1"]
-    actor += ["--format", "json"]
+    actor += ["--format", "json", "--max-offline", 0]
     fresh = [*EDGE, "train", "CartPole-v1", "--run", "r", "--set", "checkpoint_period_steps=300", *NO_GOAL, *words]
     run = tmp_path / "r"
     with Started(actor, cwd=tmp_path, log=tmp_path / "actor.log", env=device_env) as device:

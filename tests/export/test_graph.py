@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 from export_factory import make_spec, random_snapshot
 
 from quarl_device.flatbuffer import read_graph
 from quarl_export.converter import convert_float, convert_snapshot
-from quarl_export.graph import operator_version, output_scale, repack, view
+from quarl_export.graph import operator_version, output_scale, repack, view, with_fixed_batch
 
 
 def test_views_write_into_a_bytearray(patcher):
@@ -60,3 +61,13 @@ def test_an_operator_version_is_a_view(patcher):
     assert {operator.version for operator in view(buffer).operators if operator.name == "FULLY_CONNECTED"} == {9}
     assert operator_version(buffer, "QUANTIZE") is None
     assert operator_version(buffer, "TANH") is None
+
+
+def test_only_a_free_batch_is_stated(spec):
+    stated = convert_float(spec, random_snapshot(spec, seed=5))
+    free = bytearray(stated)
+    tensor = schema.Model.GetRootAsModel(free, 0).Subgraphs(0).Tensors(0)
+    tensor.ShapeSignatureAsNumpy()[:] = -1
+    assert read_graph(bytes(free)).tensors[0].shape_signature == (-1, -1)
+    assert read_graph(with_fixed_batch(bytes(free))).tensors[0].shape_signature == (1, -1)
+    assert with_fixed_batch(stated) == stated

@@ -8,6 +8,7 @@ import pytest
 from draft_factory import run_draft
 
 from quarl_device.errors import (
+    ContractError,
     NonFiniteError,
     SourceMismatch,
     SpaceMismatch,
@@ -16,7 +17,7 @@ from quarl_device.errors import (
     UsageError,
 )
 from quarl_device.heads import BoxHead, bind_outputs
-from quarl_export.calibration.play import greedy_actions
+from quarl_export.acting import greedy_actions
 from quarl_export.importers.assemble import assemble
 from quarl_export.importers.builder import MAX_STEPS, Builder, reshape, with_constant
 from quarl_export.importers.equality import largest_difference, random_observations
@@ -112,7 +113,7 @@ def test_a_name_decides_between_several_outputs():
 
 def test_several_outputs_that_say_nothing_must_be_told_apart():
     source = network(lambda b: {"a": dense(b, "p", "x", 2), "b": dense(b, "v", "x", 1)}, x=(4,))
-    with pytest.raises(UsageError, match=r"\['a', 'b'\].*outputs="):
+    with pytest.raises(UsageError, match=r"\['a', 'b'\].*--output q_values=NAME"):
         assemble(source, ImportOptions())
     assert head_of(source, outputs={"q_values": "a"})[0] == "q_values"
     assert head_of(source, head="logits", outputs={"logits": "a"})[0] == "logits"
@@ -304,7 +305,7 @@ def test_a_key_that_the_network_does_not_read_is_refused():
 
 def test_stacked_frames_are_said_by_the_user_and_hinted_at():
     source = simple(2, x=(16,))
-    with pytest.raises(SpaceMismatch, match="stack=4"):
+    with pytest.raises(SpaceMismatch, match="--stack observation=4"):
         assemble(source, ImportOptions(env_id="CartPole-v1"))
     (spec,) = assemble(source, ImportOptions(env_id="CartPole-v1", stack=4)).contract.observations
     assert (spec.shape, spec.stack) == ((4,), 4)
@@ -315,9 +316,52 @@ def test_stacked_frames_without_an_environment():
         return {"out": dense(builder, "d", builder.layer("flatten", "f", ["x"]), 2)}
 
     (spec,) = assemble(network(make, x=(5, 5, 4)), ImportOptions(stack=4)).contract.observations
-    assert (spec.shape, spec.stack) == ((5, 5, 1), 4)
+    assert (spec.shape, spec.stack, spec.stack_fill) == ((5, 5, 1), 4, None)
+    filled = assemble(network(make, x=(5, 5, 4)), ImportOptions(stack={"observation": 4}, stack_fill=0.5))
+    assert filled.contract.observations[0].stack_fill == (0.5,)
     with pytest.raises(SpaceMismatch, match="does not hold 3 frames"):
         assemble(network(make, x=(5, 5, 4)), ImportOptions(stack=3))
+
+
+def test_one_frame_in_each_row_is_a_stack_of_flat_observations():
+    def make(builder):
+        return {"out": dense(builder, "d", builder.layer("flatten", "f", ["x"]), 2)}
+
+    for options in (ImportOptions(stack=3), ImportOptions(stack=3, env_id="CartPole-v1")):
+        policy = assemble(network(make, x=(3, 4)), options)
+        (spec,) = policy.contract.observations
+        assert (spec.shape, spec.stack) == ((4,), 3)
+        rows = np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32)
+        weights = policy.weights["d/kernel"]
+        np.testing.assert_allclose(
+            run_reference(policy, {"observation": rows})["q_values"],
+            rows.reshape(5, 12) @ weights + policy.weights["d/bias"],
+            rtol=1e-5,
+        )
+    with pytest.raises(SpaceMismatch, match=r"first axis or in its last.*--env ID"):
+        assemble(network(make, x=(3, 6)), ImportOptions(stack=3))
+
+
+def test_a_stack_of_one_key_leaves_the_others_alone():
+    def make(builder):
+        joint = builder.layer("concatenate", "j", [builder.layer("flatten", "f", ["image"]), "vector"])
+        return {"action": dense(builder, "a", joint, 2, "tanh")}
+
+    options = ImportOptions(env_id="ImportPixels-v0", stack={"vector": 2}, stack_fill=0.0)
+    specs = assemble(network(make, image=(6, 6, 1), vector=(6,)), options).contract.observations
+    assert [(spec.key, spec.stack, spec.stack_fill) for spec in specs] == [("image", 1, None), ("vector", 2, (0.0,))]
+    with pytest.raises(UsageError, match=r"no observations \['sound'\] to stack.*'image', 'vector'"):
+        assemble(network(make, image=(6, 6, 1), vector=(6,)), ImportOptions(stack={"sound": 2}))
+
+
+def test_a_fill_that_the_observations_cannot_hold_is_refused():
+    def make(builder):
+        joint = builder.layer("concatenate", "j", [builder.layer("flatten", "f", ["image"]), "vector"])
+        return {"action": dense(builder, "a", joint, 2, "tanh")}
+
+    options = ImportOptions(env_id="ImportPixels-v0", stack={"image": 2}, stack_fill=0.5)
+    with pytest.raises(ContractError, match="does not hold the stack_fill"):
+        assemble(network(make, image=(6, 6, 2), vector=(3,)), options)
 
 
 def test_channels_first_images_are_refused():

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import types
 from pathlib import Path
 
 import gymnasium
@@ -111,11 +110,6 @@ def test_an_agent_made_by_hand_computes_what_its_weights_say(write):
     assert policy.golden_observations == {}
     spec = policy.contract.observations[0]
     assert (spec.low, spec.high, spec.dtype) == ((-1.0,), (1.0,), "float32")
-
-
-@pytest.mark.parametrize("options", [types.SimpleNamespace(env_id="", env_kwargs={}, vecnormalize=None, stack=1)])
-def test_options_are_four_attributes(write, options):
-    assert read_sb3(write(), options=options).contract.algorithm == "dqn"
 
 
 # Algorithms and policies

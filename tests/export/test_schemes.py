@@ -9,10 +9,10 @@ from policy_factory import dueling, image_policy, layer, make_policy, mixed, mlp
 from quarl_device.contract import Normalizer
 from quarl_device.errors import ConversionError, UsageError
 from quarl_device.flatbuffer import read_graph
+from quarl_device.lint import takes_batches
 from quarl_export.calibration import CalibrationData, RangeRule, with_input_normalizer
 from quarl_export.checks.agreement import parity_limit_lsb
 from quarl_export.file_runner import ends_of, output_step, run_file
-from quarl_export.float_models import build_float
 from quarl_export.int8_reference import run_int8_reference
 from quarl_export.ir import run_reference
 from quarl_export.metadata import complete_policy
@@ -151,12 +151,16 @@ def test_the_prologue_refuses_an_integer_input():
         prepend_prologue(model, NORMALIZED)
 
 
-def test_the_batch_stays_free():
-    for policy in (mlp(), image_policy()):
-        model = build_float(policy.graph, policy.weights)
-        assert all(shape[0] is None for shape in [tensor.shape for tensor in model.inputs])
-        graph = read_graph(convert(policy, SchemeOptions(scheme="float32")))
-        assert all(graph.tensors[n].shape_signature[0] == -1 for n in (*graph.inputs, *graph.outputs))
+@pytest.mark.parametrize("scheme", ["float32", "float16", "dynamic", "int8"])
+@pytest.mark.parametrize("make", [mlp, dueling, image_policy])
+def test_the_file_states_a_batch_of_one_and_still_takes_more(make, scheme):
+    policy = make()
+    ranges = dict.fromkeys(policy.graph.range_sites(), (-4.0, 4.0))
+    graph = read_graph(convert(policy, SchemeOptions(scheme=scheme), ranges=ranges if scheme == "int8" else None))
+    assert all(tensor.shape_signature == tensor.shape for tensor in graph.tensors)
+    assert all(graph.tensors[n].shape[0] == 1 for n in (*graph.inputs, *graph.outputs))
+    # No batch is written into a RESHAPE: rows are computed alone.
+    assert takes_batches(graph, 64)
 
 
 def test_float_only_layers_are_refused_by_name_or_kept():

@@ -17,6 +17,7 @@ import numpy as np
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec, ExtraSpec
 from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.learner_telemetry import Lag, LearnerTelemetry
 from quarl_device.wire.manifest import decode_manifest, encode_manifest, make_manifest
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, Need, Telemetry
 from quarl_device.wire.push import Exploration, PushHeader, decode_push, encode_push
@@ -122,11 +123,11 @@ def _blocks() -> list[Golden]:
         extras=(ExtraSpec(name="log_prob"), ExtraSpec(name="tag", shape=(2,), dtype="uint32")),
     )
     ends = {"terminated": [(1, 0)], "truncated": [(2, 1), (3, 0)]}
-    same = make_block(vector, 4, 2, ends, sequence=5, base=3, dropped=((0, 0), (2, 2)))
+    same = make_block(vector, 4, 2, ends, sequence=5, base=3, first_step=37, dropped=((4, 4),))
     next_step = make_block(
         vector, 4, 2, {"terminated": [(1, 0)], "truncated": [(3, 1)]}, sequence=0, base=0, next_step=True
     )
-    plain = make_block(vector, 1, 1, {}, sequence=2**53 - 1, base=0)
+    plain = make_block(vector, 1, 1, {}, sequence=2**53 - 1, base=0, first_step=2**53 - 1)
     stacked = make_block(frames, 3, 1, {"terminated": [(1, 0)]}, sequence=1, base=1)
     return [
         _block("same_step", vector, same),
@@ -205,6 +206,7 @@ def _state(**changes: Any) -> DeviceState:
         "status": "online",
         "device": "pi-3",
         "boot_id": BOOT_ID,
+        "delivering": "fedcba9876543210",
         "beat": 17,
         "mode": "train",
         "epoch": 1_700_000_000,
@@ -230,6 +232,30 @@ def _messages() -> list[Golden]:
         "state_gone": DeviceState(status="gone", device="pi-3", boot_id=BOOT_ID),
         "ack": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, inserted=41, durable=39, refused={40: 34}, credit=64),
         "ack_first": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, credit=8),
+        "learner_telemetry": LearnerTelemetry(
+            epoch=1_700_000_000,
+            env_steps=123_456,
+            env_steps_per_s=2_500.5,
+            updates=7_890,
+            updates_per_s=310.25,
+            policy_version=61,
+            pushes=60,
+            pushes_held_back=1,
+            samples_per_insert=32.5,
+            replay_size=100_000,
+            replay_capacity=100_000,
+            blocks=482,
+            duplicates=2,
+            gaps=3,
+            lost_steps=256,
+            refused=4,
+            actors=2,
+            int8_return=475.5,
+            blocked="samples per insert",
+            blocked_since_unix_s=1_700_000_123.5,
+            handler_errors=5,
+            lags={"pi-1": Lag(versions=1, steps=512, age_s=0.25), "pi-2": Lag()},
+        ),
         "need": Need(sha256=hashlib.sha256(POLICY).hexdigest(), offsets=(0, 100, 200)),
         "telemetry": Telemetry(
             boot_id=BOOT_ID,
@@ -244,6 +270,8 @@ def _messages() -> list[Golden]:
             blocks_pending=3,
             blocks_resent=4,
             blocks_dropped=5,
+            steps_dropped=320,
+            spool_bytes=65_536,
             return_mean=487.25,
             handler_errors=6,
         ),

@@ -100,6 +100,7 @@ class World:
             boot_id=boot,
             sequence=sequence,
             base=fields.pop("base", 0),
+            first_step=fields.pop("first_step", 0),
             dropped=fields.pop("dropped", ()),
             observation={"observation": observation},
             action=action,

@@ -68,7 +68,7 @@ def ring(ingest: Ingest) -> list:
 
 
 def test_a_block_becomes_transitions_and_an_ack(ingest):
-    assert ingest.opened("pi", BOOT)
+    ingest.opened("pi", BOOT)
     ((device, ack),) = ingest.acks()
     assert (device, ack.boot_id, ack.epoch, ack.inserted, ack.durable) == ("pi", BOOT, 7, -1, -1)
     assert ack.credit >= 2
@@ -102,12 +102,29 @@ def test_a_gap_is_not_stored_and_says_where_it_stands(ingest):
     assert ingest.counters["gaps"] == 1
 
 
-def test_blocks_of_an_older_life_are_stale(ingest):
-    offer_all(ingest, "pi", 1, boot=boot_id(1))
-    offer_all(ingest, "pi", 1, boot=boot_id(2))
-    assert ingest.offer("pi", payload(World(1).block(8, 1, boot=boot_id(1)))) is Verdict.STALE
-    assert ingest.counters["stale"] == 1
-    assert not ingest.opened("pi", boot_id(1))
+def test_an_earlier_life_still_comes_and_is_acknowledged_under_its_own_name(ingest):
+    """The actor was killed and has started again: its spool brings what it had made before."""
+    one, two = boot_id(1), boot_id(2)
+    world = offer_all(ingest, "pi", 2, boot=one)
+    ingest.acks()
+    ingest.opened("pi", one)
+    ((_, ack),) = ingest.acks()
+    assert (ack.boot_id, ack.inserted) == (one, 1)
+    assert ack.credit > 2
+    assert ingest.offer("pi", payload(world.block(8, 1, boot=one))) is Verdict.DUPLICATE
+    offer_all(ingest, "pi", 1, boot=one, start=2, world=world)
+    offer_all(ingest, "pi", 1, boot=two)
+    assert {(ack.boot_id, ack.inserted) for _, ack in ingest.acks()} == {(one, 2), (two, 0)}
+    assert (ingest.counters["blocks"], ingest.counters["duplicates"], ingest.counters["lost_steps"]) == (4, 1, 0)
+
+
+def test_what_an_actor_gave_up_is_on_the_account_in_steps(ingest, caplog):
+    world = World(1, seed=3)
+    ingest.offer("pi", payload(world.block(8, 0, first_step=0)))
+    ingest.offer("pi", payload(world.block(8, 3, base=3, first_step=24)))
+    assert (ingest.counters["lost_blocks"], ingest.counters["lost_steps"], ingest.env_steps) == (2, 16, 16)
+    assert ingest.sessions.account("pi").stored_steps == 16
+    assert "16 steps of pi before block 3 never came" in caplog.text
 
 
 @settings(max_examples=40, deadline=None)
@@ -571,3 +588,35 @@ def test_w4_absurd_but_finite_numbers_are_refused_and_never_journalled(tmp_path,
     assert ingest.env_steps == 0
     assert ingest.journal_position == 0 or not ingest.counters["blocks"]
     ingest.close()
+
+
+def test_experience_over_the_lag_bound_is_refused_once_and_is_done_with(tmp_path):
+    ingest = open_ingest(tmp_path, max_lag_versions=2)
+    world = World(1)
+    for version in (1, 2, 3, 4):
+        ingest.lag.published(version, 100 * version)
+    stale, fresh = payload(versions(world.block(4, 0), 1)), payload(versions(world.block(4, 1), 2))
+    assert ingest.offer("pi", stale) is None
+    assert ingest.refused == {39: 1}
+    assert ingest.acks()[0][1].refused == {0: 39}
+    assert ingest.offer("pi", fresh) is Verdict.ACCEPT
+    assert ingest.lag.by_device()["pi"].versions == 2
+    ingest.lag.published(9, 900)
+    assert ingest.offer("pi", fresh) is Verdict.DUPLICATE, "a repetition is no new refusal"
+    assert ingest.refused == {39: 1}
+    ingest.close()
+
+
+def test_a_resume_does_not_judge_lag_again(tmp_path):
+    ingest = open_ingest(tmp_path)
+    ingest.offer("pi", payload(versions(World(1).block(4, 0), 1)))
+    ingest.close()
+    again = open_ingest(tmp_path, max_lag_versions=1)
+    again.lag.published(1, 1)
+    again.lag.published(50, 1)
+    assert again.rebuild().blocks == 1
+    again.close()
+
+
+def versions(block, version):
+    return dataclasses.replace(block, policy_version=np.full(block.num_steps, version, np.uint32))

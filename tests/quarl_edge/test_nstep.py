@@ -125,6 +125,40 @@ def test_equals_the_walk_through_every_episode(n, num_envs, next_step, end_chanc
     check(world, parts, assembler, n, gamma)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    n=st.integers(1, 5),
+    order=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=12),
+    seed=st.integers(0, 2**16),
+)
+def test_no_window_goes_from_one_life_into_another_and_no_life_ends_as_an_episode_does(n, order, seed):
+    """Of one device: what a killed life left, its next one, and a second process under its name, in any order."""
+    worlds = [World(2, end_chance=0.1, seed=seed + life) for life in range(3)]
+    for life, world in enumerate(worlds):
+        world.number = 1_000 * life  # no two lives see the same
+        world.reset()
+    assembler = NStepAssembler(n, 0.9)
+    sequences, parts, last = [0, 0, 0], [], None
+    for life, steps in order:
+        if last not in (None, life):
+            worlds[last].cut()
+        parts.append(assembler.push("d", worlds[life].block(steps, sequences[life], boot=boot_id(life))))
+        sequences[life] += 1
+        last = life
+    assembler.close("d")
+    found, wanted, unfinished = collected(parts), {}, 0
+    for world in worlds:
+        for env, rows in enumerate(world.rows):
+            complete, missing = reference(rows, n, 0.9)
+            unfinished += missing
+            wanted |= {(env, number): value for number, value in complete.items()}
+    assert found.keys() == wanted.keys()
+    for key, (_, _, discount, after) in wanted.items():
+        assert found[key][2] == pytest.approx(discount)
+        assert discount == 0 or found[key][3] == after
+    assert assembler.dropped == unfinished
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 @pytest.mark.parametrize("cuts", [[40], [20, 20], [1] * 40, [3, 1, 7, 2, 27]])
 def test_borders_of_blocks_change_nothing(n, cuts):

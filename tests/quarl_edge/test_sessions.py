@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from quarl_device.errors import JournalError
 from quarl_edge.ingest.sessions import (
-    MAX_OLD_BOOTS,
+    MAX_LIVES,
     MAX_REFUSED,
     SessionTable,
     Verdict,
 )
 
 A, B = boot_id(1), boot_id(2)
-ACCEPT, DUPLICATE, GAP, STALE = Verdict.ACCEPT, Verdict.DUPLICATE, Verdict.GAP, Verdict.STALE
+ACCEPT, DUPLICATE, GAP = Verdict.ACCEPT, Verdict.DUPLICATE, Verdict.GAP
 
 
 def test_w1_the_same_block_twice_is_accepted_once():
@@ -51,7 +51,7 @@ def test_w2_durable_covers_only_what_was_accepted():
     assert (table.ack("d").inserted, table.ack("d").durable) == (-1, -1)
     assert table.examine("d", A, 0, 0) is ACCEPT
     assert table.ack("d").durable == -1, "examined is not accepted"
-    table.accept("d")
+    table.accept("d", A)
     assert table.admit("d", A, 2, 0) is GAP
     ack = table.ack("d")
     assert (ack.boot_id, ack.epoch, ack.inserted, ack.durable) == (A, 9, 0, 0)
@@ -67,7 +67,7 @@ def test_an_unknown_life_begins_at_its_base():
 
 def test_an_announced_base_counts_before_the_first_block():
     table = SessionTable()
-    assert table.open("d", A, 40)
+    table.open("d", A, 40)
     assert table.expected("d") == 40
     assert table.grant("d", 2)
     ack = table.ack("d")
@@ -137,22 +137,57 @@ def test_a_resend_from_the_missing_block_is_no_sign_of_loss():
     assert table.lost == 0
 
 
-def test_a_late_block_of_a_life_that_is_over_is_stale():
+def test_lives_stand_beside_each_other_and_none_is_over():
+    """Two processes with one id, or a spool that brings an earlier life's blocks among those of the newest."""
     table = SessionTable()
-    table.admit("d", A, 0, 0)
+    table.open("d", A)
+    assert table.admit("d", A, 0, 0) is ACCEPT
+    table.open("d", B)
     assert table.admit("d", B, 0, 0) is ACCEPT
-    assert table.admit("d", A, 1, 0) is STALE
-    assert not table.open("d", A)
-    assert table.ack("d").boot_id == B
-    assert table.admit("d", B, 1, 0) is ACCEPT
+    assert table.admit("d", A, 1, 0) is ACCEPT
+    assert table.admit("d", A, 0, 0) is DUPLICATE
+    assert table.admit("d", B, 0, 0) is DUPLICATE
+    assert (table.ack("d", A).inserted, table.ack("d", B).inserted) == (1, 0)
 
 
-def test_old_lives_are_remembered_within_bounds():
+def test_credit_goes_to_the_life_that_is_delivered():
+    table = SessionTable()
+    table.open("d", A)
+    assert table.grant("d", 5)
+    assert (table.ack("d").boot_id, table.ack("d").credit) == (A, 5)
+    assert table.admit("d", A, 3, 3) is ACCEPT
+    table.open("d", B)
+    assert (table.ack("d").boot_id, table.ack("d").credit) == (B, 0)
+    assert table.grant("d", 2)
+    assert table.ack("d", A).credit == 5, "what was granted to the earlier life stays with it"
+
+
+def test_lives_are_remembered_within_bounds_and_the_quietest_is_forgotten():
     table = SessionTable()
     for life in range(100):
+        table.open("d", boot_id(life))
         assert table.admit("d", boot_id(life), 0, 0) is ACCEPT
-    assert len(table.snapshot()["d"]["old"]) == MAX_OLD_BOOTS
-    assert table.admit("d", boot_id(90), 1, 0) is STALE
+        assert table.admit("d", boot_id(0), life + 1, 0) is ACCEPT
+    entry = table.snapshot()["d"]
+    assert len(entry["lives"]) == MAX_LIVES
+    assert table.admit("d", boot_id(99), 0, 0) is DUPLICATE
+    assert not table.remembers("d", boot_id(50))
+    assert table.remembers("d", boot_id(0))
+
+
+def test_the_account_knows_every_step_between_two_blocks():
+    table = SessionTable()
+    table.admit("d", A, 0, 0, first_step=0, steps=10)
+    # Two blocks were dropped by the actor, one was refused: 7 + 8 steps and 5.
+    table.admit("d", A, 3, 3, first_step=25, steps=10)
+    table.refuse("d", A, 4, 3, code=34)
+    table.admit("d", A, 5, 3, first_step=40, steps=10)
+    account = table.account("d")
+    assert (account.stored_steps, account.lost_steps, account.lost_blocks) == (30, 20, 2)
+    # An earlier life that this learner has not met: what it made before may be stored elsewhere.
+    table.admit("d", B, 9, 9, first_step=900, steps=10)
+    assert (table.account("d").stored_steps, table.lost_steps) == (40, 20)
+    assert table.account("nobody").stored_steps == 0
 
 
 def test_refused_blocks_are_done_with_and_named():
@@ -169,7 +204,7 @@ def test_refused_blocks_are_done_with_and_named():
     assert len(table.ack("d").refused) == MAX_REFUSED
     assert table.ack("d").decode(table.ack("d").encode()) == table.ack("d")
     table.admit("d", B, 0, 0)
-    assert table.ack("d").refused == {}
+    assert table.ack("d").refused == {}, "of another life"
 
 
 def test_credit_is_never_taken_back():
@@ -202,19 +237,43 @@ def test_memory_is_bounded_and_the_quietest_goes_first():
 
 def test_snapshot_comes_back_through_json():
     table = SessionTable()
-    table.admit("a", A, 0, 0)
-    table.admit("a", B, 0, 0)
+    table.open("a", A)
+    table.admit("a", A, 0, 0, first_step=0, steps=5)
+    table.open("a", B)
+    table.admit("a", B, 0, 0, first_step=0, steps=5)
+    table.admit("a", B, 2, 2, first_step=9, steps=5)
     table.open("b", A)
     other = SessionTable()
     other.restore(json.loads(json.dumps(table.snapshot())))
     assert other.snapshot() == table.snapshot()
-    assert other.admit("a", A, 1, 0) is STALE
-    assert other.admit("a", B, 0, 0) is DUPLICATE
-    assert other.admit("a", B, 1, 0) is ACCEPT
+    assert other.admit("a", A, 0, 0) is DUPLICATE
+    assert other.admit("a", A, 1, 0) is ACCEPT
+    assert other.admit("a", B, 2, 0) is DUPLICATE
+    assert other.admit("a", B, 3, 0, first_step=14, steps=5) is ACCEPT
+    assert other.account("a").lost_steps == 4
     assert other.expected("b") is None
 
 
-@pytest.mark.parametrize("entry", [None, 3, {}, {"boot": 1, "next": 0, "old": []}, {"boot": A, "next": "x", "old": []}])
+SOUND = {"active": A, "lives": {A: [0, 0]}, "account": [0, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        3,
+        {},
+        SOUND | {"active": B},
+        SOUND | {"lives": {A: ["x", 0]}},
+        SOUND | {"lives": {A: 3}},
+        SOUND | {"lives": 3},
+        SOUND | {"account": [1, 2]},
+    ],
+)
 def test_a_damaged_snapshot_is_refused(entry):
     with pytest.raises(JournalError, match="session table"):
         SessionTable().restore({"d": entry})
+
+
+def test_a_sound_snapshot_is_not_refused():
+    SessionTable().restore({"d": SOUND})

@@ -18,7 +18,10 @@ from quarl_device.errors import (
     TrainingStalled,
 )
 from quarl_device.evaluate import Evaluation
+from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_edge.config import make_config
+from quarl_edge.flow.lag import PolicyLag
+from quarl_edge.learner import account
 from quarl_edge.learner import loop as module
 from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MemoryMetrics
@@ -56,6 +59,7 @@ class World:
         self.last_stored_s = 0.0
         self.contributors = {("actor-0", "aa")}
         self.actors = {}
+        self.lag, self.connected, self.capacity = PolicyLag(), True, 1_000
         self.on_wait = lambda: None
 
     def wait(self, arrivals, *, timeout_s):
@@ -71,6 +75,11 @@ class World:
 
     def send_acks(self):
         pass
+
+    @property
+    def counters(self):
+        counts = dict.fromkeys(("gaps", "lost_steps", "handler_errors"), 0)
+        return {**counts, "blocks": self.arrivals, "duplicates": 2, "refused": dict(self.refused)}
 
     # as replay
     def __len__(self):
@@ -236,12 +245,16 @@ class Setting:
             auditor=self.auditor, keeper=self.keeper, normalizer=SimpleNamespace(pending=False),
             metrics=self.metrics, progress=self.progress, stop=self.stop,
             env_steps=lambda: self.world.env_steps, check_broker=self._check_broker, actors=actors,
-            conversion_reason=conversion_reason,
+            conversion_reason=conversion_reason, epoch=7, tell=self._tell,
         )  # fmt: skip
+        self.reports = []
         self.loop = TrainingLoop(parts, progression or Progression())
 
     def run(self):
         return self.loop.run()
+
+    def _tell(self, report):
+        self.reports.append(report)
 
     def _check_broker(self):
         if self.world.env_steps > self.broker_ends_at:
@@ -490,6 +503,62 @@ def test_the_status_says_what_the_next_call_waits_for():
     setting = Setting(steps=300)
     setting.run()
     assert any("waiting for actors" in status.blocked for status in setting.progress.statuses)
+
+
+def test_it_tells_every_second_how_it_flows(monkeypatch):
+    monkeypatch.setattr(account, "_TELL_PERIOD_S", 0.0)
+    monkeypatch.setattr(module, "_CHORES_PERIOD_S", 0.0)
+    setting = Setting(steps=500)
+    reports = setting.reports
+    setting.world.actors = {"pi": SimpleNamespace(telemetry=None)}
+    setting.world.lag.acted("pi", 1)
+    setting.world.lag.acted("gone", 1)
+    setting.run()
+    last = reports[-1].learner
+    assert last.env_steps >= 500
+    assert (last.epoch, last.actors, last.blocks, last.duplicates) == (7, 1, setting.world.arrivals, 2)
+    assert last.policy_version == setting.publisher.published[-1]
+    assert last.lags["pi"].versions == last.policy_version - 1
+    assert "gone" not in last.lags
+    assert max(report.learner.env_steps_per_s for report in reports) > 0
+    assert LearnerTelemetry.decode(last.encode()).env_steps == last.env_steps
+    reasons = {report.learner.blocked for report in reports}
+    assert "first transitions" in reasons | set(reports[-1].blocked_s)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, "first transitions"),
+        ({"actors": {}}, "no actors"),
+        ({"connected": False}, "link down"),
+        ({"blocked": "No space left", "connected": False}, "journal cannot be written"),
+    ],
+)
+def test_it_says_what_somebody_must_mend_first_and_since_when(change, reason):
+    setting = Setting()
+    setting.world.actors = {"pi": None}
+    for name, value in change.items():
+        setattr(setting.world, name, value)
+    counts = setting.loop._account
+    before = time.time()
+    counts.waits()
+    time.sleep(0.02)
+    counts.waits()
+    report = counts.report(time.monotonic())
+    assert report.learner.blocked == reason
+    assert before - 0.1 <= report.learner.blocked_since_unix_s <= time.time() - 0.01
+    assert report.blocked_s[reason] >= 0.01
+    counts.updated({"loss": 1.0})
+    assert counts.report(time.monotonic()).learner.blocked == ""
+
+
+def test_it_waits_for_the_limiter_once_there_is_enough():
+    setting = Setting()
+    setting.world.actors = {"pi": None}
+    setting.world.limiter.insert(setting.world.limiter.min_size)
+    setting.loop._account.waits()
+    assert setting.loop._account.report(time.monotonic()).learner.blocked == "samples per insert"
 
 
 @pytest.mark.parametrize("reason", ["", "too odd"])

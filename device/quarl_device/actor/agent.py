@@ -11,6 +11,8 @@ import time
 
 from quarl_device.actor.identity import AgentConfig, gone_state, new_boot_id, will_of
 from quarl_device.actor.listener import Listener
+from quarl_device.actor.outbox import MemoryOutbox, Outbox
+from quarl_device.actor.session import SessionConfig
 from quarl_device.actor.shared import Shared
 from quarl_device.actor.speaker import Speaker
 from quarl_device.actor.stepping import Loop
@@ -35,15 +37,21 @@ class Agent:
         link: not connected yet, with `will_of(config, boot_id)`.
         runtime: for policies.
         boot_id: of this life.
+        outbox: keeps the blocks, and may hold some of earlier lives; closed at the end. By default memory.
 
     Raises:
         KeyFileError: the learner's key file is missing or holds no key.
     """
 
-    def __init__(self, config: AgentConfig, *, link: Link, runtime: PolicyRuntime, boot_id: str) -> None:
+    def __init__(
+        self, config: AgentConfig, *, link: Link, runtime: PolicyRuntime, boot_id: str, outbox: Outbox | None = None
+    ) -> None:
         self._config = config
         self._link = link
-        self._shared = shared = Shared()
+        session = SessionConfig(
+            max_offline_s=config.max_offline_s, max_upload_bytes_per_s=config.max_upload_bytes_per_s
+        )
+        self._shared = shared = Shared(MemoryOutbox(boot_id) if outbox is None else outbox, session)
         named = f"{runtime.name} {runtime.version}"
         self._speaker = Speaker(config, boot_id=boot_id, link=link, shared=shared, runtime=named)
         self._listener = Listener(
@@ -73,9 +81,11 @@ class Agent:
         finally:
             self._ticker.stop()
             self._leave()
+            with shared.changed:
+                shared.outbox.close()
         if shared.fault is not None:
             raise shared.fault
-        return shared.tally.summary(shared.session, shared.standstill, shared.reason)
+        return shared.tally.summary(shared.session, shared.outbox, shared.standstill, shared.reason)
 
     def stop(self, reason: str = "stopped") -> None:
         """Ask for a clean end; may be called from a signal handler or any thread."""
@@ -147,7 +157,9 @@ class Agent:
         if made and loop.acting is not None and shared.codec is not None:
             with shared.changed:
                 # A learner with another task, or that makes a lockstep again, has no use for what was made before.
-                if not shared.rebuild:
+                if shared.rebuild:
+                    self._speaker.leave_block(loop.recorder)
+                else:
                     self._speaker.keep_block(loop.recorder, shared.codec, loop.acting)
                 self._speaker.send_blocks()
         if self._out_of_steps:

@@ -26,7 +26,7 @@ BUILT_IN_POLICY = Path(__file__).with_name("bench_cartpole.tflite")
 MAX_ENVS = 4096
 _BLOCK_ROWS = 256
 _ROUNDS = 5
-_EPSILON = 0.05
+BENCH_EPSILON = 0.05
 _BOOT_ID = "0" * 16
 
 
@@ -81,8 +81,8 @@ def actor_speed(
         raise UsageError(f"cannot measure {num_envs} environments for {duration_s} s: at most {MAX_ENVS}, 0.01..600 s")
     file = file or read_policy_path(BUILT_IN_POLICY)
     policy = Policy.load(file, runtime=runtime, batch_size=num_envs)
-    loop, codec = _make_loop(file, num_envs)
-    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, epsilon=_EPSILON))
+    loop, codec = bench_loop(file, num_envs)
+    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, epsilon=BENCH_EPSILON))
     bare = _make_bare(file, num_envs)
     round_s = duration_s / (2 * _ROUNDS)
     try:
@@ -109,7 +109,8 @@ def actor_speed(
     )
 
 
-def _make_loop(file: PolicyFile, num_envs: int) -> tuple[Loop, BlockCodec]:
+def bench_loop(file: PolicyFile, num_envs: int) -> tuple[Loop, BlockCodec]:
+    """Return the actor's loop over the environment of a policy, and the codec of its blocks; see `actor_speed`."""
     contract = file.contract
     spec = BlockSpec(observations=contract.observations, action=contract.action)
     rows = min(_BLOCK_ROWS, spec.max_steps(num_envs))

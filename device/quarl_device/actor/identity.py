@@ -28,6 +28,8 @@ class AgentConfig:
         learner_key: the only key to trust; `None` pins the first that is met.
         exit_when_gone: end when the learner says goodbye.
         connect_timeout_s: for the first connection.
+        max_offline_s: how long it goes on without link or learner, as far as its outbox takes what it makes.
+        max_upload_bytes_per_s: of experience; 0 for no bound.
     """
 
     fleet: str
@@ -41,6 +43,8 @@ class AgentConfig:
     learner_key: Path | None = None
     exit_when_gone: bool = False
     connect_timeout_s: float = 10.0
+    max_offline_s: float = 0.0
+    max_upload_bytes_per_s: float = 0.0
 
 
 def gone_state(name: str, boot_id: str, *, why: str = "") -> bytes:

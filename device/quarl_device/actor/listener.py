@@ -14,7 +14,7 @@ from quarl_device.actor.namesakes import Namesakes
 from quarl_device.actor.pinning import PinnedKey
 from quarl_device.actor.shared import Shared
 from quarl_device.actor.speaker import Speaker
-from quarl_device.actor.task import fits_spaces, same_task
+from quarl_device.actor.task import fits_spaces, same_task, task_name
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
@@ -59,7 +59,7 @@ class Listener:
         self._speaker = speaker
         self._key = PinnedKey(config.learner_key)
         self._namesakes = Namesakes(config.name, boot_id)
-        self._last_refused = -1
+        self._last_refused = ("", -1)
         self._refused_blocks = CappedWarnings(_LOG)
         self._refused_messages: list[tuple[str, CappedWarnings]] = []
         self.inbox = Inbox(
@@ -154,6 +154,9 @@ class Listener:
         known = shared.birth
         if known is not None and birth.epoch == known.epoch and not same_task(birth, known):
             raise PayloadRefused(f"learner epoch {birth.epoch} changed its task; only a new epoch may")
+        dropped = shared.session.begin_task(task_name(birth), time.monotonic())
+        if dropped:
+            _LOG.warning("%d blocks were made for another task and are dropped", dropped)
         new_epoch = shared.session.learner_online(
             epoch=birth.epoch, beat=birth.beat, lockstep=birth.mode == "lockstep", now_s=time.monotonic()
         )
@@ -166,10 +169,9 @@ class Listener:
         self._speaker.send_blocks()
 
     def _begin_again(self) -> None:
-        """Drop blocks and policies: of another task, or of a lockstep that is made again, they are of no use."""
+        """Drop loop and policies: of another task, or of a lockstep that is made again, they are of no use."""
         shared = self._shared
         shared.rebuild = True
-        self._speaker.forget_blocks()
         shared.session.policy_lost()
         shared.mailbox.policy = None
         shared.mailbox.ask_flush()
@@ -194,26 +196,25 @@ class Listener:
 
     def _on_ack(self, message: Message) -> None:
         ack = Ack.decode(message.payload)
-        if ack.boot_id != self._boot_id:
-            return
-        self._note_refused(ack)
         session = self._shared.session
         with self._shared.changed:
-            before = session.base
+            if ack.boot_id != session.delivering:
+                return
+            self._note_refused(ack)
             session.ack(
+                boot_id=ack.boot_id,
                 epoch=ack.epoch,
                 inserted=ack.inserted,
                 durable=ack.durable,
                 credit=ack.credit,
                 now_s=time.monotonic(),
             )
-            self._speaker.freed(before)
             self._speaker.send_blocks()
             self._shared.changed.notify_all()
 
     def _note_refused(self, ack: Ack) -> None:
         # An ack repeats the refusals of a while.
         for sequence, code in sorted(ack.refused.items()):
-            if sequence > self._last_refused:
-                self._last_refused = sequence
+            if (ack.boot_id, sequence) > self._last_refused or ack.boot_id != self._last_refused[0]:
+                self._last_refused = ack.boot_id, sequence
                 self._refused_blocks.warning("the learner refused block %d with code %d", sequence, code)

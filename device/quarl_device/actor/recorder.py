@@ -93,7 +93,12 @@ class Recorder:
         shape = self.observation.shape[2:]
         return np.concatenate([np.reshape(array, (-1, *shape)) for array in self.final_observation])
 
-    def block(self, *, boot_id: str, sequence: int, base: int) -> Block:
+    @property
+    def steps(self) -> int:
+        """Environment steps since `begin`, dummy rows left out."""
+        return int(np.count_nonzero(self.valid[: self._rows]))
+
+    def block(self, *, boot_id: str, sequence: int, base: int, first_step: int = 0) -> Block:
         """Return the rows since `begin` as a block of views."""
         rows = self._rows
         finals, index = self._no_finals, self._no_index
@@ -103,6 +108,7 @@ class Recorder:
             boot_id=boot_id,
             sequence=sequence,
             base=base,
+            first_step=first_step,
             observation={self.key: self.observation[: rows + 1]},
             action=self.action[:rows],
             reward=self.reward[:rows],

@@ -5,24 +5,39 @@ may step or why not, whether to announce this device again.
 
 What it holds to:
 
-* Blocks are sent in sequence order, up to the learner's credit, each again until the learner says `inserted`.
+* Blocks are sent in the order in which they were made, each again until the learner says `inserted`: those of earlier
+  lives (boot ids) first, each life to its end, under its own boot id. The next life's wait until all are `durable`.
+* The learner's credit bounds what is sent, and what is made while it is there. Without a learner the loop goes on, as
+  far as the outbox and `max_offline_s` allow.
   After a reconnection, a new learner epoch, or silence while blocks are out, sending goes back to the first block that
   is not known to be inserted. The learner drops duplicates, so every block ends in replay exactly once.
 * A block is kept until the learner says `durable`: a learner that restarts may ask for it again.
-* Everything known about `inserted` and `credit` belongs to one learner epoch and is forgotten with it.
+* Everything known about `inserted` and `credit` belongs to one learner epoch and one life, and is forgotten with it.
 * Blocks that were freed are never asked for: every block carries `base`, the lowest sequence that can still be sent.
 * Silence never ends in a standstill: an actor without credit announces itself again, which a learner answers by an ack.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
 from quarl_device.actor.outbox import Outbox
+from quarl_device.actor.pace import Pace
 from quarl_device.errors import UsageError
 
-Blocked = Literal["", "link down", "no learner", "no policy", "no credit", "outbox full", "waiting for the next policy"]
+Blocked = Literal[
+    "",
+    "link down",
+    "no learner",
+    "no policy",
+    "no credit",
+    "catching up",
+    "spool full",
+    "spool cannot be written",
+    "waiting for the next policy",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,35 +47,49 @@ class SessionConfig:
     Attributes:
         resend_after_s: silence after which blocks that are out are sent again; doubles up to `resend_max_s`.
         resend_max_s: see above.
+        stuck_after_s: the same while the broker has not even taken them, as on a slow link.
         announce_every_s: how often the device's birth is renewed.
         learner_silent_s: a learner not heard of for so long counts as gone.
         max_in_flight_blocks: most blocks sent and not yet inserted. Times the number of devices it should stay below
             the broker's queue (Mosquitto: 1,000 messages), beyond which brokers drop QoS 1 messages silently.
+        max_in_flight_bytes: the same in bytes, so that a slow link is not stuffed; one block may go over it.
+        max_offline_s: how long the loop goes on beyond its credit while the link is down or the learner is gone.
+        max_upload_bytes_per_s: of blocks, also while catching up; 0 for no bound.
     """
 
     resend_after_s: float = 1.0
     resend_max_s: float = 10.0
+    stuck_after_s: float = 60.0
     announce_every_s: float = 10.0
     learner_silent_s: float = 30.0
     max_in_flight_blocks: int = 64
+    max_in_flight_bytes: int = 8 * 1024 * 1024
+    max_offline_s: float = 0.0
+    max_upload_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.resend_after_s <= self.resend_max_s:
             raise UsageError(f"resend_after_s {self.resend_after_s} is not in 0..resend_max_s {self.resend_max_s}")
         if self.max_in_flight_blocks < 1:
             raise UsageError(f"max_in_flight_blocks {self.max_in_flight_blocks} is below 1")
+        if self.max_in_flight_bytes < 1 or self.max_offline_s < 0 or self.max_upload_bytes_per_s < 0:
+            raise UsageError(
+                f"max_in_flight_bytes {self.max_in_flight_bytes} (at least 1), max_offline_s {self.max_offline_s} and "
+                f"max_upload_bytes_per_s {self.max_upload_bytes_per_s} (at least 0) do not hold"
+            )
 
 
 class ActorSession:
     """One boot of one actor, towards whatever learner there is.
 
     Args:
-        outbox: keeps the blocks; empty, and nobody else's.
+        outbox: keeps the blocks; this life has put none yet, and nobody else uses it.
         config: see `SessionConfig`.
 
     Attributes:
         epoch: the learner's epoch, -1 before any birth.
-        next_sequence: sequence of the block that comes next.
+        next_sequence: sequence of the block that comes next in this life.
+        delivering: the life whose blocks are sent now; what follows is about that one.
         inserted: every block up to here is in the learner's replay (or refused, or declared dropped), as far as known.
         durable: the same, surviving a crash of the learner.
         credit: exclusive upper bound of the sequences that may be sent.
@@ -72,20 +101,26 @@ class ActorSession:
         self._config = config or SessionConfig()
         self.epoch = -1
         self.next_sequence = 0
-        self.inserted = -1
-        self.durable = -1
+        self.delivering = outbox.delivering
+        self.inserted = self.durable = outbox.base - 1
         self.credit = 0
         self.resends = 0
         self._known_inserted = -1  # as this epoch's learner said it, which may be less than what is durable
+        self._pace = Pace(self._config.max_upload_bytes_per_s)
+        self._in_flight: deque[tuple[int, int]] = deque()  # (sequence, bytes) of what is sent and not inserted
+        self._in_flight_bytes = 0
         self._link_up = False
         self._learner_online = False
+        self._learner_left = False  # it said goodbye, or its will did: a late ack does not bring it back
         self._learner_beat = -1
         self._learner_heard_s = 0.0
         self._lockstep = False
         self._policy: tuple[int, int] | None = None
         self._spent: tuple[int, int] | None = None
-        self._unsent = 0  # the sequence to send next
-        self._sent_once = 0  # every sequence below was sent at least once
+        self._unsent = outbox.base  # the sequence to send next
+        self._sent_once = outbox.base  # every sequence below was sent at least once
+        self._offline_since_s: float | None = None
+        self._offline_s = 0.0
         self._quiet_since_s = 0.0
         self._patience_s = self._config.resend_after_s
         self._announce = False
@@ -112,9 +147,7 @@ class ActorSession:
         self._lockstep = lockstep
         if epoch > self.epoch:
             self.epoch = epoch
-            self.inserted = self.durable
-            self._known_inserted = -1
-            self.credit = 0
+            self._forget_answers()
             self._heard(beat, now_s)
             self._announce = True
             self._go_back(now_s)
@@ -131,6 +164,7 @@ class ActorSession:
         if epoch != self.epoch or not self._learner_online:
             return False
         self._learner_online = False
+        self._learner_left = True
         return True
 
     def policy_accepted(self, epoch: int, version: int) -> None:
@@ -141,57 +175,79 @@ class ActorSession:
         """The policies known so far are of no use for the learner's new task."""
         self._policy = None
 
-    def block_made(self, payload: bytes, *, epoch: int, version: int, now_s: float) -> int:
+    def block_made(self, payload: bytes, *, epoch: int, version: int, now_s: float, steps: int = 0) -> int:
         """Take over an encoded block, acted at its last row with policy (epoch, version); returns its sequence."""
         sequence = self.next_sequence
-        self._outbox.put(sequence, payload)
+        self._outbox.put(sequence, payload, steps=steps)
         self.next_sequence += 1
         self._spent = (epoch, version)
-        if self._unsent == sequence and sequence <= self.inserted + 1:
+        self._follow(now_s)  # room may have been made
+        if self._delivers_own and self._unsent == sequence and not self._in_flight:
             self._quiet_since_s = now_s  # nothing was out: silence begins now
         return sequence
 
-    def ack(self, *, epoch: int, inserted: int, durable: int, credit: int, now_s: float) -> bool:
-        """The learner's ack; returns whether anything moved. An ack of another epoch says nothing and is ignored."""
-        if epoch != self.epoch or inserted >= self.next_sequence or durable > inserted:
+    def ack(self, *, boot_id: str, epoch: int, inserted: int, durable: int, credit: int, now_s: float) -> bool:
+        """The learner's ack; returns whether anything moved.
+
+        One of another epoch, or for another life than the one that is delivered, says nothing and is ignored.
+        """
+        if epoch != self.epoch or boot_id != self.delivering or durable > inserted:
             return False
-        self._learner_online = True
+        if inserted >= self._outbox.end:
+            if self._delivers_own:
+                return False
+            # The learner may know blocks of an earlier life that a power cut took from here.
+            inserted, durable = self._outbox.end - 1, min(durable, self._outbox.end - 1)
+        self._learner_online = not self._learner_left
         self._learner_heard_s = now_s
         self._known_inserted = max(self._known_inserted, inserted)
-        # A learner that does not know this boot counts its credit from 0, and will learn `base` from the first block.
-        credit += max(0, self._outbox.base - 1 - self._known_inserted)
+        # Credit counts from `inserted`. Blocks that are held no longer use none: the next one sent says so.
+        first = self._outbox.next_held(self._known_inserted + 1)
+        credit += max(0, (self._outbox.base if first is None else first) - self._known_inserted - 1)
         moved = inserted > self.inserted or credit > self.credit or durable > self.durable
         if inserted > self.inserted or credit > self.credit:
             self._quiet_since_s = now_s
             self._patience_s = self._config.resend_after_s
         self.inserted = max(self.inserted, inserted)
         self.credit = max(self.credit, credit)
+        while self._in_flight and self._in_flight[0][0] <= self.inserted:
+            self._in_flight_bytes -= self._in_flight.popleft()[1]
+        self._unsent = max(self._unsent, self.inserted + 1)
         if durable > self.durable:
             self.durable = durable
             self._outbox.free(durable)
-        self._unsent = max(self._unsent, self.inserted + 1)
+            self._follow(now_s)
         return moved
 
-    def tick(self, now_s: float) -> None:
-        """Time passed: send again what stayed unanswered, ask again for credit, notice a silent learner."""
+    def tick(self, now_s: float, *, in_air: bool = False) -> None:
+        """Time passed: send again what stayed unanswered, ask again for credit, notice a silent learner.
+
+        Args:
+            now_s: monotonic time.
+            in_air: the broker has not taken yet what was sent. On a slow link that explains the silence, and sending
+                again would only lengthen it; for `stuck_after_s`.
+        """
         if self._learner_online and now_s - self._learner_heard_s > self._config.learner_silent_s:
             self._learner_online = False
-        if not (self._link_up and self._learner_online):
+        self._note_absence(now_s)
+        if self._absent():
             return
-        waiting = self._unsent > self.inserted + 1 or self.next_sequence >= self.credit
-        if waiting and now_s - self._quiet_since_s >= self._patience_s:
+        lacks_credit = self._lacks_credit()
+        waiting = bool(self._in_flight) or lacks_credit
+        patience_s = max(self._patience_s, self._config.stuck_after_s) if in_air else self._patience_s
+        if waiting and now_s - self._quiet_since_s >= patience_s:
             self._patience_s = min(2 * self._patience_s, self._config.resend_max_s)
             self._quiet_since_s = now_s
-            self._unsent = self._first_unconfirmed()
-            self._announce = self._announce or self.next_sequence >= self.credit
+            self._send_again()
+            self._announce = self._announce or lacks_credit
 
-    def drop_pending(self) -> int:
-        """Give up every block not yet durable (a lockstep resume makes them again); returns how many.
+    def begin_task(self, task: str, now_s: float) -> int:
+        """The learner's task: blocks of another one are given up; returns how many.
 
-        `base` of what is sent from now on says so to the learner.
+        `base` of what is sent from now on says so to the learner. A lockstep that is made again is another task.
         """
-        dropped = self._outbox.free(self.next_sequence - 1)
-        self._unsent = self.next_sequence
+        dropped = self._outbox.begin_task(task)
+        self._follow(now_s)
         return dropped
 
     # Decisions -------------------------------------------------------------------------------------------------------
@@ -209,7 +265,8 @@ class ActorSession:
     @property
     def awaits_insertion(self) -> bool:
         """Whether blocks wait for a learner that is there and can be reached."""
-        return self.inserted < self.next_sequence - 1 and not self._absent()
+        first = self._outbox.next_held(self.inserted + 1)
+        return not self._absent() and (first is not None or not self._delivers_own)
 
     @property
     def base(self) -> int:
@@ -222,23 +279,34 @@ class ActorSession:
             return self._absent() or "no policy"
         if self._lockstep and (self._policy[0] != self.epoch or self._policy == self._spent):
             return self._absent() or "waiting for the next policy"
-        if self._outbox.full:
-            return self._absent() or "outbox full"
-        if self.next_sequence >= self.credit:
-            return self._absent() or "no credit"
-        return ""
+        if self._outbox.fault:
+            return "spool cannot be written"
+        return "spool full" if self._outbox.full else self._beyond_credit()
 
-    def next_to_send(self) -> int | None:
+    def _beyond_credit(self) -> Blocked:
+        if self._delivers_own and self.next_sequence < self.credit:
+            return ""
+        absent = self._absent()
+        if absent:
+            return "" if self._offline_s < self._config.max_offline_s else absent
+        return "no credit" if self._delivers_own and self._unsent >= self.next_sequence else "catching up"
+
+    def next_to_send(self, now_s: float) -> int | None:
         """Return the sequence to send now, or None; call `sent` before asking again."""
-        if not (self._link_up and self._learner_online):
+        if self._absent() or not self._pace.allows(now_s):
             return None
-        self._unsent = max(self._unsent, self._outbox.base)
-        limit = min(self.credit, self.next_sequence, self.inserted + 1 + self._config.max_in_flight_blocks)
-        return self._unsent if self._unsent < limit else None
+        sequence = self._outbox.next_held(max(self._unsent, self._outbox.base))
+        if sequence is None or sequence >= self.credit or not self._fits_in_flight():
+            return None
+        self._unsent = sequence  # over what is held no longer
+        return sequence
 
-    def sent(self, sequence: int) -> None:
+    def sent(self, sequence: int, size_bytes: int = 0) -> None:
         """Block `sequence` is being handed to the link: said before, since an answer may come before that returns."""
         self._unsent = sequence + 1
+        self._pace.spend(size_bytes)
+        self._in_flight.append((sequence, size_bytes))
+        self._in_flight_bytes += size_bytes
         if sequence < self._sent_once:
             self.resends += 1
         else:
@@ -247,8 +315,16 @@ class ActorSession:
     def not_taken(self, sequence: int) -> None:
         """The link did not take block `sequence` after all: try again later."""
         self._unsent = min(self._unsent, max(sequence, self._first_unconfirmed()))
+        if self._in_flight and self._in_flight[-1][0] == sequence:
+            size_bytes = self._in_flight.pop()[1]
+            self._in_flight_bytes -= size_bytes
+            self._pace.spend(-size_bytes)
         if sequence == self._sent_once - 1:
             self._sent_once = sequence
+
+    def not_held(self, now_s: float) -> None:
+        """The outbox did not have what it was asked for: it was damaged, and is dropped."""
+        self._follow(now_s)
 
     def announce_due(self, now_s: float) -> bool:
         """Return whether the device's birth is to be published now."""
@@ -265,20 +341,66 @@ class ActorSession:
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def _delivers_own(self) -> bool:
+        return self.delivering == self._outbox.boot_id
+
     def _absent(self) -> Literal["", "link down", "no learner"]:
         if not self._link_up:
             return "link down"
         return "" if self._learner_online else "no learner"
 
+    def _note_absence(self, now_s: float) -> None:
+        if not self._absent():
+            self._offline_since_s, self._offline_s = None, 0.0
+        else:
+            self._offline_since_s = now_s if self._offline_since_s is None else self._offline_since_s
+            self._offline_s = now_s - self._offline_since_s
+
     def _heard(self, beat: int, now_s: float) -> None:
-        self._learner_online = True
+        self._learner_online, self._learner_left = True, False
         self._learner_beat = beat
         self._learner_heard_s = now_s
+
+    def _lacks_credit(self) -> bool:
+        """Whether the next block, sent or yet to be made, waits for credit."""
+        following = self._outbox.next_held(self._unsent)
+        if following is None:
+            return self._delivers_own and self.next_sequence >= self.credit
+        return following >= self.credit or (self._delivers_own and self.next_sequence >= self.credit)
+
+    def _fits_in_flight(self) -> bool:
+        config = self._config
+        return len(self._in_flight) < config.max_in_flight_blocks and (
+            self._in_flight_bytes < config.max_in_flight_bytes
+        )
 
     def _first_unconfirmed(self) -> int:
         return max(self.inserted + 1, self._outbox.base)
 
-    def _go_back(self, now_s: float) -> None:
+    def _forget_answers(self) -> None:
+        """Another learner, or another life: nothing is known but what is durable."""
+        self.inserted = self.durable
+        self._known_inserted = -1
+        self.credit = 0
+
+    def _follow(self, now_s: float) -> None:
+        """Turn to the life that the outbox delivers now, and over what it holds no longer."""
+        if self._outbox.delivering != self.delivering:
+            self.delivering = self._outbox.delivering
+            self.durable = self._outbox.base - 1
+            self._forget_answers()
+            self._sent_once = self._outbox.base
+            self._announce = True
+            self._go_back(now_s)
+        self._unsent = max(self._unsent, self._outbox.base)
+
+    def _send_again(self) -> None:
         self._unsent = self._first_unconfirmed()
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
+
+    def _go_back(self, now_s: float) -> None:
+        self._send_again()
         self._quiet_since_s = now_s
         self._patience_s = self._config.resend_after_s

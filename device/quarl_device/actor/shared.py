@@ -6,8 +6,8 @@ import threading
 import time
 
 from quarl_device.actor.acting import ActingPolicy, Mailbox
-from quarl_device.actor.outbox import MemoryOutbox
-from quarl_device.actor.session import ActorSession
+from quarl_device.actor.outbox import Outbox
+from quarl_device.actor.session import ActorSession, SessionConfig
 from quarl_device.actor.standstill import Standstill
 from quarl_device.actor.stepping import Loop
 from quarl_device.actor.tally import Tally
@@ -18,6 +18,10 @@ from quarl_device.wire.messages import LearnerBirth
 
 class Shared:
     """State of an agent. Everything but the mailbox is read and written while `changed` is held.
+
+    Args:
+        outbox: keeps the blocks.
+        config: of the session.
 
     Attributes:
         changed: the lock; notified when the stepping thread may have something to do.
@@ -33,11 +37,11 @@ class Shared:
         reason: why it ends, "" while it runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox, config: SessionConfig | None = None) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.mailbox = Mailbox()
-        self.outbox = MemoryOutbox()
-        self.session = ActorSession(self.outbox)
+        self.outbox = outbox
+        self.session = ActorSession(outbox, config)
         self.standstill = Standstill(time.monotonic())
         self.tally = Tally()
         self.birth: LearnerBirth | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 from quarl_device import __version__
@@ -14,6 +13,7 @@ from quarl_device.actor.shared import Shared
 from quarl_device.actor.stepping import Loop
 from quarl_device.link import Link
 from quarl_device.wire.block import BlockCodec
+from quarl_device.wire.block_stamp import restamped
 from quarl_device.wire.messages import DeviceState
 from quarl_device.wire.topics import Topics
 
@@ -37,7 +37,7 @@ class Speaker:
         self._runtime = runtime
         self._topics = Topics(config.fleet)
         self._beat = 0
-        self._bases: dict[int, int] = {}  # the base written into each block that is held
+        self._steps = 0  # that this life has made
 
     def announce(self) -> None:
         """Publish the device's birth, or renew it."""
@@ -53,6 +53,7 @@ class Speaker:
             status="online",
             device=self._config.name,
             boot_id=self._boot_id,
+            delivering=self._shared.session.delivering,
             beat=self._beat,
             epoch=acting.epoch if acting else 0,
             policy_version=acting.version if acting else 0,
@@ -67,46 +68,48 @@ class Speaker:
 
     def keep_block(self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy) -> None:
         """Encode what was recorded and hold it until the learner has it."""
-        session = self._shared.session
-        sequence, base = session.next_sequence, session.base
-        payload = codec.encode(recorder.block(boot_id=self._boot_id, sequence=sequence, base=base))
-        session.block_made(payload, epoch=acting.epoch, version=acting.version, now_s=time.monotonic())
-        self._bases[sequence] = base
+        session, steps = self._shared.session, recorder.steps
+        sequence = session.next_sequence
+        # A block that is new has nothing of its life before it but what can still be sent, or what came.
+        base = session.base if session.delivering == self._boot_id else 0
+        block = recorder.block(boot_id=self._boot_id, sequence=sequence, base=base, first_step=self._steps)
+        payload = codec.encode(block)
+        self._steps += steps
+        session.block_made(payload, steps=steps, epoch=acting.epoch, version=acting.version, now_s=time.monotonic())
 
-    def forget_blocks(self) -> None:
-        """Give up every block that is held."""
-        self._shared.session.drop_pending()
-        self._bases.clear()
+    def leave_block(self, recorder: Recorder) -> None:
+        """Count what was recorded and is of no use: the learner's account of steps shows that it is missing."""
+        self._steps += recorder.steps
 
     def send_blocks(self) -> None:
-        """Send every block that is due."""
-        session, topic = self._shared.session, self._topics.xp(self._config.name)
-        while (sequence := session.next_to_send()) is not None:
-            payload = self._stamped(sequence)
+        """Send every block that is due, each with the `base` and the gaps of now."""
+        session, outbox, topic = self._shared.session, self._shared.outbox, self._topics.xp(self._config.name)
+        while (sequence := session.next_to_send(time.monotonic())) is not None:
+            payload = outbox.get(sequence)
+            if payload is None:
+                session.not_held(time.monotonic())
+                if outbox.next_held(sequence) == sequence:
+                    return  # for now: it is tried again at the next event
+                continue
+            payload = restamped(payload, base=session.base, dropped=outbox.gap_before(sequence))
             # Before the publish: on a link in memory the ack comes before it returns.
-            session.sent(sequence)
+            session.sent(sequence, len(payload))
             if not self._link.publish(topic, payload):
                 session.not_taken(sequence)
                 return
 
-    def _stamped(self, sequence: int) -> bytes:
-        """Return a block with the base of now: a learner that does not know this boot would wait for freed blocks."""
-        payload, base, codec = self._shared.outbox.get(sequence), self._shared.session.base, self._shared.codec
-        assert payload is not None  # noqa: S101  what is due is held
-        assert codec is not None  # noqa: S101  a loop made it
-        if self._bases.get(sequence, base) != base:
-            payload = codec.encode(dataclasses.replace(codec.decode(payload), base=base))
-        return payload
-
-    def freed(self, before: int) -> None:
-        """Blocks from `before` up to the session's base are held no longer."""
-        for sequence in range(before, self._shared.session.base):
-            self._bases.pop(sequence, None)
-
     def send_telemetry(self, loop: Loop, inbox: Inbox, now_s: float) -> None:
         """Publish rates and counts."""
-        shared, errors = self._shared, self._link.counters.handler_errors
-        payload = shared.tally.telemetry(loop, self._boot_id, inbox, shared.session, errors, now_s)
+        shared = self._shared
+        payload = shared.tally.telemetry(
+            loop,
+            self._boot_id,
+            inbox=inbox,
+            session=shared.session,
+            outbox=shared.outbox,
+            handler_errors=self._link.counters.handler_errors,
+            now_s=now_s,
+        )
         self._link.publish(self._topics.telemetry(self._config.name), payload, qos=0)
 
     def say_goodbye(self) -> None:

@@ -8,7 +8,7 @@ from quarl_device.capped_log import Burst
 
 _LOG = logging.getLogger(__name__)
 _STEADY_S = 1.0
-_ORDINARY = ("", "no credit", "waiting for the next policy")  # these come and go many times a second
+_ORDINARY = ("", "no credit", "catching up", "waiting for the next policy")  # these come and go many times a second
 
 
 class Standstill:

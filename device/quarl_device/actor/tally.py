@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from quarl_device.actor.inbox import Inbox
+from quarl_device.actor.outbox import Outbox
 from quarl_device.actor.session import ActorSession
 from quarl_device.actor.standstill import Standstill
 from quarl_device.actor.stepping import Loop
@@ -25,7 +26,9 @@ class Summary:
         steps: environment steps.
         episodes: finished ones.
         blocks: made.
-        blocks_pending: not known to be durable at the end.
+        blocks_pending: not known to be durable at the end; a spool on disk keeps them for the next start.
+        blocks_dropped: given up: to make room, of another task, or damaged.
+        steps_dropped: environment steps in them, as far as known.
         steps_per_s: over the time that was not spent blocked.
         act_us_p50: median time of one policy call.
         policies: swapped in.
@@ -37,6 +40,8 @@ class Summary:
     episodes: int
     blocks: int
     blocks_pending: int
+    blocks_dropped: int
+    steps_dropped: int
     steps_per_s: float
     act_us_p50: float
     policies: int
@@ -100,7 +105,15 @@ class Tally:
         )
 
     def telemetry(
-        self, loop: Loop, boot_id: str, inbox: Inbox, session: ActorSession, handler_errors: int, now_s: float
+        self,
+        loop: Loop,
+        boot_id: str,
+        *,
+        inbox: Inbox,
+        session: ActorSession,
+        outbox: Outbox,
+        handler_errors: int,
+        now_s: float,
     ) -> bytes:
         """Return the payload of a telemetry message, with rates since the last one."""
         steps = self.steps
@@ -119,11 +132,14 @@ class Tally:
             pushes_refused=inbox.refused,
             blocks_pending=session.pending,
             blocks_resent=session.resends,
+            blocks_dropped=outbox.dropped_blocks,
+            steps_dropped=outbox.dropped_steps,
+            spool_bytes=outbox.pending_bytes,
             return_mean=loop.episodes.return_mean,
             handler_errors=handler_errors,
         ).encode()
 
-    def summary(self, session: ActorSession, standstill: Standstill, reason: str) -> Summary:
+    def summary(self, session: ActorSession, outbox: Outbox, standstill: Standstill, reason: str) -> Summary:
         """Return what was done, at the end."""
         acting_s = time.monotonic() - self._began_s - standstill.total_s
         acts = sorted(self.loop.act_us) if self.loop is not None else []
@@ -132,6 +148,8 @@ class Tally:
             episodes=self.episodes,
             blocks=session.next_sequence,
             blocks_pending=session.pending,
+            blocks_dropped=outbox.dropped_blocks,
+            steps_dropped=outbox.dropped_steps,
             steps_per_s=self.steps / acting_s if acting_s > 0 else 0.0,
             act_us_p50=acts[len(acts) // 2] if acts else 0.0,
             policies=self.policies,

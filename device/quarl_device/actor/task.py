@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from quarl_device.actor.identity import AgentConfig
 from quarl_device.actor.single import SingleLoop
 from quarl_device.actor.stepping import Loop, LoopConfig
 from quarl_device.actor.vector import VectorLoop
+from quarl_device.contract import spec_to_json
 from quarl_device.environments import EnvSpec, check_matches, check_registered, make_single, make_vector
 from quarl_device.wire.block import BlockCodec, BlockSpec
 from quarl_device.wire.messages import LearnerBirth
@@ -72,6 +74,17 @@ def _closed_on_error(env: Any) -> Iterator[None]:
 def same_task(one: LearnerBirth, other: LearnerBirth) -> bool:
     """Whether what was made for one birth is of use for the other."""
     return _task(one) == _task(other)
+
+
+def task_name(birth: LearnerBirth) -> str:
+    """Return a text that is the same as long as blocks made for one birth are of use to the learner of another.
+
+    A lockstep is made again by each learner, so nothing of it outlives an epoch.
+    """
+    lockstep = birth.mode == "lockstep"
+    spaces = [*(spec_to_json(spec) for spec in birth.observations), spec_to_json(birth.action)]
+    fields = [birth.env_id, birth.env_kwargs, spaces, birth.mode, [birth.epoch, birth.block_steps] if lockstep else 0]
+    return json.dumps(fields, sort_keys=True)
 
 
 def fits_spaces(acting: ActingPolicy, birth: LearnerBirth) -> bool:

@@ -60,9 +60,10 @@ class Ticker:
         shared = self._shared
         with shared.changed:
             session = shared.session
+            slow = shared.outbox.upkeep(now_s)
             if session.link_up and not self._link.connected:
                 session.link_changed(up=False, now_s=now_s)
-            session.tick(now_s)
+            session.tick(now_s, in_air=self._link.connected and not self._link.flush(timeout_s=0.0))
             if shared.standstill.is_news(now_s):
                 session.request_announce()
             if session.announce_due(now_s):
@@ -71,6 +72,9 @@ class Ticker:
             if shared.loop is not None:
                 self._tell(shared.loop, now_s)
                 self._flush_slow_block(shared.loop, now_s)
+        if slow is not None:
+            # Not under the lock: a memory card may take a second.
+            slow()
 
     def _tell(self, loop: Loop, now_s: float) -> None:
         if now_s >= self._telemetry_due_s:

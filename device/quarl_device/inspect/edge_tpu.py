@@ -125,8 +125,8 @@ def _shapes(graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 code="E24", severity="warning", tensor=tensor.name,
                 message=f"input {name!r} has a free batch in its signature; stored is {list(tensor.shape)}",
-                mend="the compiler decides: quarl-edge inspect MODEL --edge-tpu; where it speaks of dynamic tensors, "
-                "convert with batch size 1",
+                mend="convert with batch size 1, as quarl-edge export does; where it must stay, the compiler decides: "
+                "quarl-edge inspect MODEL --edge-tpu",
             )  # fmt: skip
         if sum(n > 1 for n in tensor.shape[:-3]):
             yield Finding(

@@ -24,6 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from quarl_device.errors import BrokerNotTrusted, BrokerRefused, BrokerUnreachable, LinkError, QuarlError
 from quarl_device.link.inflight import Inflight
 from quarl_device.link.protocol import Backoff, Handler, LinkCounters, LinkLimits, Message, Will
+from quarl_device.link.read_ahead import ReadAhead
 from quarl_device.link.router import Router, check_topic
 from quarl_device.link.url import BrokerURL
 from quarl_device.link.wording import Refusal, plain, refusal, tls_fault, unanswered
@@ -77,6 +78,7 @@ class PahoLink:
         self._rng = random.Random()  # noqa: S311
         self._router = Router(self.counters)
         self._callbacks: list[Callable[[], None]] = []
+        self._idle_callbacks: list[Callable[[], None]] = []
         self._inflight = Inflight()
         self._lock = threading.Lock()
         self._loop: _Loop | None = None
@@ -168,6 +170,10 @@ class PahoLink:
         """Call `callback` on the link's thread after every connection made from now on."""
         self._callbacks.append(callback)
 
+    def on_idle(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the link's thread whenever the messages that have come are handled."""
+        self._idle_callbacks.append(callback)
+
     def flush(self, *, timeout_s: float) -> bool:
         """Wait until the broker has acknowledged every publish and subscription; false if it has not in time."""
         return self.connected and self._inflight.wait_empty(timeout_s) and self.connected
@@ -213,13 +219,29 @@ class PahoLink:
 
 
 class _Client(mqtt.Client):
-    """paho, but a TLS handshake that fails closes its socket, and what TLS said is kept.
+    """paho, but it reads ahead, a TLS handshake that fails closes its socket, and what TLS said is kept.
 
     With TLS 1.3 a broker refuses a client's certificate after the handshake: the first read brings the alert, which
     paho makes into "connection lost".
     """
 
     tls_said: ssl.SSLError | None = None
+
+    def _create_socket(self) -> Any:
+        return ReadAhead(super()._create_socket())
+
+    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
+        """Handle every packet that can be had without the system."""
+        code = super().loop_read(max_packets)
+        while code == MQTTErrorCode.MQTT_ERR_SUCCESS and self.ahead:
+            code = super().loop_read(max_packets)
+        return code
+
+    @property
+    def ahead(self) -> int:
+        """Bytes read ahead."""
+        sock: Any = self._sock
+        return 0 if sock is None else int(sock.pending())
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
         context = self._ssl_context
@@ -251,6 +273,7 @@ class _Loop:
         self._halt = threading.Event()
         self._halt_by = 0.0
         self._ready = False
+        self._heard = False
         self._connack_code: int | None = None
         self._unconfirmed: dict[int, str] = {}
         self._confirm_by = 0.0
@@ -309,6 +332,10 @@ class _Loop:
                 if wait_s <= 0:
                     return
             code = self.client.loop(min(wait_s, _LOOP_S))
+            if self._heard:
+                self._heard = False
+                for callback in tuple(self.link._idle_callbacks):
+                    self.link._router.guard("an idle callback", callback)
             if not self._ready and not self._halt.is_set() and time.monotonic() > self._confirm_by:
                 raise TimeoutError("the broker accepted the connection but does not answer")
         if self._connack_code:
@@ -393,6 +420,7 @@ class _Loop:
         self.link._inflight.settle(mid)
 
     def _on_message(self, _client: mqtt.Client, _user: Any, message: mqtt.MQTTMessage) -> None:
+        self._heard = True
         try:
             topic = message.topic
         except UnicodeDecodeError:

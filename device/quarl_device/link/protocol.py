@@ -154,6 +154,14 @@ class Link(Protocol):
         """Call `callback` after every connection made from now on, once the subscriptions were sent."""
         ...
 
+    def on_idle(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the link's thread whenever the messages that have come are handled.
+
+        Whoever answers messages answers many at once there: under load it is called once for all that came together,
+        else after each.
+        """
+        ...
+
     def flush(self, *, timeout_s: float) -> bool:
         """Wait until the broker has acknowledged every QoS 1 publish and subscription; false if it has not in time."""
         ...

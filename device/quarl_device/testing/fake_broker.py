@@ -147,6 +147,7 @@ class FakeBroker:
             if link is not None:
                 try:
                     link._router.dispatch(delivery.message)
+                    link._idle()
                 except BaseException:  # Ctrl-C in a handler
                     self._delivering = False
                     raise
@@ -234,6 +235,7 @@ class FakeLink:
         self._cap_bytes = max_payload_bytes or MAX_PAYLOAD_BYTES
         self._router = _MatchingRouter(self.counters)
         self._callbacks: list[Callable[[], None]] = []
+        self._idle_callbacks: list[Callable[[], None]] = []
         self._up = False
         self._closed = False
         if will is not None:
@@ -280,6 +282,10 @@ class FakeLink:
         """Call `callback` after every connection made from now on."""
         self._callbacks.append(callback)
 
+    def on_idle(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after every message that was handled."""
+        self._idle_callbacks.append(callback)
+
     def flush(self, *, timeout_s: float) -> bool:
         """Return whether the connection stands: the broker acknowledges at once."""
         return self._up
@@ -292,6 +298,10 @@ class FakeLink:
         """Say goodbye; no will is sent."""
         self._closed = True
         self.broker._remove(self)
+
+    def _idle(self) -> None:
+        for callback in tuple(self._idle_callbacks):
+            self._router.guard("an idle callback", callback)
 
     def _attach(self) -> None:
         self.broker._accept(self, self._password)

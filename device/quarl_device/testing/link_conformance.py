@@ -313,6 +313,34 @@ def _answer(link: Link, message: Message) -> None:
     link.publish("answer", message.payload + b"!")
 
 
+def check_idle_follows_the_messages(case: LinkCase) -> None:
+    """Whoever answers there has heard every message before, and answers the last one too (W5 holds there as well)."""
+    link, heard, at_idle = case.make("a", None), Heard(), []
+
+    def fail() -> None:
+        raise RuntimeError("on purpose")
+
+    def note() -> None:
+        at_idle.append(len(heard.messages))
+        link.publish("answer", str(len(heard.messages)).encode())
+
+    answers = Heard()
+    link.subscribe("t", heard)
+    link.on_idle(fail)
+    link.on_idle(note)
+    link.connect(timeout_s=PATIENCE_S)
+    other = case.make("b", None)
+    other.subscribe("answer", answers)
+    other.connect(timeout_s=PATIENCE_S)
+    for number in range(20):
+        assert other.publish("t", bytes([number]))
+    assert until(lambda: any(message.payload == b"20" for message in answers.messages))
+    assert at_idle == sorted(at_idle)
+    assert link.counters.handler_errors > 0
+    other.close()
+    link.close()
+
+
 def check_w5_a_connect_callbacks_exception_does_not_kill_the_link(case: LinkCase) -> None:
     """The callbacks after it run, at the first connection and at later ones."""
     link, connections = case.make("a", None), []
@@ -426,6 +454,7 @@ LINK_CHECKS: tuple[Callable[[LinkCase], None], ...] = (
     check_what_is_unsubscribed_is_not_heard_again,
     check_a_drain_waits_for_the_broker,
     check_a_handler_may_publish,
+    check_idle_follows_the_messages,
     check_w5_a_connect_callbacks_exception_does_not_kill_the_link,
     check_a_will_may_stay_for_latecomers,
     check_w6_nothing_is_taken_nor_waited_for_while_the_broker_is_away,

@@ -36,12 +36,15 @@ class Mosquitto:
     Args:
         users: user name to password; `None` lets everybody in.
         port: to listen on; 0 takes a free one.
+        persistence: folder for what it remembers over a kill, written every second; `None` remembers nothing.
 
     Raises:
         BrokerStartFailed: not installed, or not accepting within 5 s.
     """
 
-    def __init__(self, users: Mapping[str, str] | None = None, *, port: int = 0) -> None:
+    def __init__(
+        self, users: Mapping[str, str] | None = None, *, port: int = 0, persistence: Path | None = None
+    ) -> None:
         binary = mosquitto_binary()
         self._folder = tempfile.TemporaryDirectory(prefix="quarl-mosquitto-")
         folder = Path(self._folder.name)
@@ -52,7 +55,7 @@ class Mosquitto:
             f"max_packet_size {2 * MAX_PAYLOAD_BYTES}",
             "max_inflight_messages 1000",
             "max_queued_messages 10000",
-            "persistence false",
+            *_persistence_lines(persistence),
             f"allow_anonymous {'true' if users is None else 'false'}",
         ]
         if users is not None:
@@ -95,6 +98,12 @@ class Mosquitto:
         self._log.close()
         self._folder.cleanup()
 
+    def kill(self) -> None:
+        """End it as a power cut would, and remove its configuration; what `persistence` holds stays."""
+        self._process.kill()
+        self._process.wait(timeout=3.0)
+        self.stop()
+
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -107,6 +116,14 @@ class Mosquitto:
         text = (Path(self._folder.name) / "log").read_text(errors="replace")[-500:]
         self.stop()
         raise BrokerStartFailed(f"Mosquitto did not accept connections within {_START_S:.0f} s: {text}")
+
+
+def _persistence_lines(folder: Path | None) -> list[str]:
+    if folder is None:
+        return ["persistence false"]
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)  # started as root it drops to its own user
+    return ["persistence true", f"persistence_location {folder}/", "autosave_interval 1"]
 
 
 def _free_port() -> int:

@@ -28,36 +28,32 @@ from quarl_device.wire.block_spec import (
     FLAGS,
     MAX_DROPPED_RANGES,
     MAX_ENVS,
-    MAX_SEQUENCE,
     MAX_STEPS,
     TYPES,
     Block,
     BlockSpec,
     ExtraSpec,
 )
+from quarl_device.wire.block_stamp import METADATA_BYTES, METADATA_MARK, head_of, read_metadata
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, check_incoming, check_outgoing
 
-__all__ = ["BLOCK_SCHEMA", "MAX_DROPPED_RANGES", "MAX_STEPS", "Block", "BlockCodec", "BlockSpec", "ExtraSpec"]
+__all__ = [
+    "BLOCK_SCHEMA",
+    "MAX_DROPPED_RANGES",
+    "MAX_STEPS",
+    "Block",
+    "BlockCodec",
+    "BlockSpec",
+    "ExtraSpec",
+]
 
 _CACHED_LAYOUTS = 512
-_METADATA_BYTES = 2560  # the longest metadata: 64 dropped ranges of 34 characters
-_METADATA_MARK = b'"__metadata__":'
-_DIGITS = rb"(0|[1-9][0-9]{0,15})"
-_METADATA = re.compile(
-    rb'"__metadata__":\{"schema":"1","boot_id":"([0-9a-f]{16})","sequence":"'
-    + _DIGITS
-    + rb'","base":"'
-    + _DIGITS
-    # The padding that makes the tensor bytes start at a multiple of 8.
-    + rb'","dropped":"([0-9,-]*)"\}\} {0,7}'
-)
-_BOOT_ID = re.compile(r"[0-9a-f]{16}")
-_RANGE = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})")
 _REWARD_SHAPE = re.compile(rb'"reward":\{"dtype":"F32","shape":\[([1-9][0-9]{0,5}),([1-9][0-9]{0,5})\]')
 _FINALS_SHAPE = re.compile(rb'"final_index":\{"dtype":"I32","shape":\[(0|[1-9][0-9]{0,7}),2\]')
 
 _all = np.logical_and.reduce
 _max = np.maximum.reduce
+_min = np.minimum.reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +128,7 @@ class _Layout:
         check_outgoing(offset, MAX_BLOCK_BYTES, what=f"block of {steps} steps of {envs} environments")
         self.body_bytes = offset
         self.prefix = b"{" + b",".join(self.entries) + b","
-        check_outgoing(len(self.prefix) + _METADATA_BYTES, MAX_BLOCK_HEADER_BYTES, what="block header")
+        check_outgoing(len(self.prefix) + METADATA_BYTES, MAX_BLOCK_HEADER_BYTES, what="block header")
         self.record = self._record(fields, spans)
 
     def _record(self, fields: dict[str, tuple[Any, int]], spans: dict[str, tuple[int, int]]) -> np.dtype[Any]:
@@ -160,10 +156,13 @@ class BlockCodec:
 
     Args:
         spec: what the blocks must carry.
+        max_magnitude: largest absolute float that `decode` takes; never NaN or Inf.
     """
 
-    def __init__(self, spec: BlockSpec) -> None:
+    def __init__(self, spec: BlockSpec, *, max_magnitude: float = math.inf) -> None:
         self.spec = spec
+        self._highest_f4 = np.float32(min(max_magnitude, float(np.finfo(np.float32).max)))
+        self._highest_f8 = np.float64(min(max_magnitude, float(np.finfo(np.float64).max)))
         self._tensors = _tensors(spec)
         self._by_size: dict[tuple[int, int, int], _Layout] = {}
         self._by_prefix: dict[bytes, _Layout] = {}
@@ -202,9 +201,7 @@ class BlockCodec:
                     arrays[place] = np.ascontiguousarray(array)
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise SpaceMismatch(f"a block does not fit its spec: {error!r}") from error
-        head = layout.prefix + _metadata(block)
-        head += b" " * (-len(head) % 8)
-        payload = b"".join((len(head).to_bytes(8, "little"), head, *arrays))
+        payload = b"".join((*head_of(layout.prefix, block), *arrays))
         check_outgoing(len(payload), MAX_BLOCK_BYTES, what="block")
         return payload
 
@@ -241,22 +238,23 @@ class BlockCodec:
         body_start = 8 + int.from_bytes(payload[:8], "little")
         if not 8 < body_start <= min(len(payload), 8 + MAX_BLOCK_HEADER_BYTES):
             raise PayloadRefused(f"block: header of {body_start - 8} bytes in a payload of {len(payload)}")
-        mark = payload.find(_METADATA_MARK, 8, body_start)
+        mark = payload.find(METADATA_MARK, 8, body_start)
         prefix = payload[8:mark] if mark > 0 else b""
         layout = self._by_prefix.get(prefix) or self._match(prefix)
         if len(payload) != body_start + layout.body_bytes:
             raise PayloadRefused(
                 f"block: {len(payload)} bytes, expected {body_start + layout.body_bytes} for its sizes"
             )
-        boot_id, sequence, base, dropped = _read_metadata(payload[mark:body_start])
+        stamp = read_metadata(payload[mark:body_start])
         record = np.ndarray((), layout.record, payload, body_start)
         self._check_values(record)
         self._check_ends(record, layout)
         return Block(
-            boot_id=boot_id,
-            sequence=sequence,
-            base=base,
-            dropped=dropped,
+            boot_id=stamp.boot_id,
+            sequence=stamp.sequence,
+            base=stamp.base,
+            first_step=stamp.first_step,
+            dropped=stamp.dropped,
             observation={key: record[name] for key, name in self._observation},
             action=record["action"],
             reward=record["reward"],
@@ -293,16 +291,22 @@ class BlockCodec:
     def _check_values(self, record: NDArray[Any]) -> None:
         if _max(record["*flags"]) > 1:
             raise PayloadRefused("block: a bool is neither 0 nor 1")
-        if not _all(np.isfinite(record["*f4"])) or (self._has_f8 and not _all(np.isfinite(record["*f8"]))):
-            raise PayloadRefused(f"block: NaN or Inf in {self._non_finite(record)}")
+        holds = _within(record["*f4"], self._highest_f4)
+        if not holds or (self._has_f8 and not _within(record["*f8"], self._highest_f8)):
+            raise PayloadRefused(f"block: {self._unsound(record)}")
         if self._action_count:
             action = record["action"]
             if action.max() >= self._action_count or (self._action_signed and action.min() < 0):
                 raise PayloadRefused(f"block: an action is not in 0..{self._action_count - 1}")
 
-    def _non_finite(self, record: NDArray[Any]) -> str:
-        names = [t.name for t in self._tensors if t.dtype in ("float32", "float64")]
-        return ", ".join(name for name in names if not np.isfinite(record[name]).all())
+    def _unsound(self, record: NDArray[Any]) -> str:
+        arrays = {t.name: record[t.name] for t in self._tensors if t.dtype in ("float32", "float64")}
+        names = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+        if names:
+            return f"NaN or Inf in {', '.join(names)}"
+        highest = {name: np.abs(array).max(initial=0) for name, array in arrays.items()}
+        name = max(highest, key=lambda name: highest[name])
+        return f"{name} holds {highest[name]:.3g}, over {self._highest_f8:g}"
 
     def _check_ends(self, record: NDArray[Any], layout: _Layout) -> None:
         """Check that each ended row has its final observation, or is followed by a dummy row (NEXT_STEP)."""
@@ -314,54 +318,17 @@ class BlockCodec:
             if (ended[:-1] & valid[1:]).any():
                 raise PayloadRefused("block: an episode ended, with neither a final observation nor a dummy row after")
             return
-        index = record["final_index"]
-        rows = np.argwhere(ended)
-        if rows.shape != index.shape or (rows != index).any():
+        steps, envs = ended.shape
+        place, env = record["final_index"].astype(np.int64).T
+        rows = ended.reshape(-1).nonzero()[0]
+        # An environment out of range could stand for one of another step.
+        if len(rows) != layout.finals or not _all((place * envs + env == rows) & (env >= 0) & (env < envs)):
             raise PayloadRefused("block: final_index does not list exactly the rows where an episode ended")
-        inner = rows[rows[:, 0] < layout.steps - 1]
-        if not record["start"][inner[:, 0] + 1, inner[:, 1]].all():
+        inner = rows[place < steps - 1] + envs
+        if not _all(record["start"].reshape(-1)[inner]):
             raise PayloadRefused("block: the row after an end does not start an episode")
 
 
-def _metadata(block: Block) -> bytes:
-    dropped = ",".join([f"{low}-{high}" for low, high in block.dropped])
-    fault = _metadata_fault(block.sequence, block.base, block.dropped)
-    if fault or not _BOOT_ID.fullmatch(block.boot_id):
-        raise SpaceMismatch(f"block metadata do not hold: {fault or f'boot id {block.boot_id[:40]!r}'}")
-    return (
-        f'"__metadata__":{{"schema":"{BLOCK_SCHEMA}","boot_id":"{block.boot_id}","sequence":"{block.sequence}",'
-        f'"base":"{block.base}","dropped":"{dropped}"}}}}'
-    ).encode()
-
-
-def _read_metadata(text: bytes) -> tuple[str, int, int, tuple[tuple[int, int], ...]]:
-    found = _METADATA.fullmatch(text)
-    if not found:
-        raise PayloadRefused(f"block: the metadata do not fit schema {BLOCK_SCHEMA}: {text[:200]!r}")
-    sequence, base = int(found[2]), int(found[3])
-    dropped: tuple[tuple[int, int], ...] = ()
-    if found[4]:
-        parts = [_RANGE.fullmatch(part) for part in found[4].decode().split(",", MAX_DROPPED_RANGES)]
-        if not all(parts):
-            raise PayloadRefused("block: the dropped ranges are malformed or too many")
-        dropped = tuple((int(part[1]), int(part[2])) for part in parts if part)
-    fault = _metadata_fault(sequence, base, dropped)
-    if fault:
-        raise PayloadRefused(f"block: {fault}")
-    return found[1].decode(), sequence, base, dropped
-
-
-def _metadata_fault(sequence: int, base: int, dropped: tuple[tuple[int, int], ...]) -> str:
-    """Return what is wrong with a block's place in its stream, or ""."""
-    if not 0 <= base <= sequence <= MAX_SEQUENCE:
-        return f"sequence {sequence} and base {base}: expected 0 <= base <= sequence <= {MAX_SEQUENCE}"
-    if len(dropped) > MAX_DROPPED_RANGES:
-        return f"{len(dropped)} dropped ranges, at most {MAX_DROPPED_RANGES}"
-    previous = -1
-    for low, high in dropped:
-        if not previous < low <= high <= MAX_SEQUENCE:
-            return f"dropped range {low}-{high} is not ascending"
-        if low <= sequence <= high:
-            return f"sequence {sequence} is declared dropped"
-        previous = high
-    return ""
+def _within(floats: NDArray[Any], highest: np.floating[Any]) -> bool:
+    # NaN goes through both reductions and fails both comparisons; Inf is over any bound.
+    return bool(_max(floats) <= highest and _min(floats) >= -highest)

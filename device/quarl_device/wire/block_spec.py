@@ -120,6 +120,7 @@ class Block:
         boot_id: 16 hex digits, of the actor's life.
         sequence: of this block in that life, from 0.
         base: lowest sequence that the actor can still send.
+        first_step: environment steps that this life had made before this block, in all its blocks, sent or not.
         dropped: inclusive, ascending ranges of sequences that will never be sent.
         observation: per key [T+S, N, *shape] in its dtype, S the key's `stack`: S-1 earlier frames, then the T
             observations acted on, then the one after.
@@ -139,6 +140,7 @@ class Block:
     boot_id: str
     sequence: int
     base: int
+    first_step: int = 0
     dropped: tuple[tuple[int, int], ...] = ()
     observation: Mapping[str, NDArray[Any]]
     action: NDArray[Any]

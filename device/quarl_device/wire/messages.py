@@ -35,6 +35,7 @@ HIGHEST_BELIEVABLE_EPOCH = 4_000_000_000
 """The year 2096. An epoch has 32 bits: a forged one near their end would leave no room for another."""
 MAX_REFUSED = 1024
 _BOOT_ID = re.compile(r"[0-9a-f]{16}")
+_BOOT_ID_OR_NONE = re.compile(r"([0-9a-f]{16})?")
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -131,6 +132,7 @@ class DeviceState:
         status: "online", or "gone" in the will and at a clean end.
         device: its name.
         boot_id: 16 hex digits, new at every start of the agent.
+        delivering: the life whose blocks it sends now, an earlier one until all of that are durable; "" for its own.
         wire: wire version.
         beat: counts renewals.
         mode: "train" streams experience, "deploy" only acts.
@@ -141,13 +143,14 @@ class DeviceState:
         actor_index: picks this actor's exploration value.
         runtime: name and version of the inference runtime.
         package: version of quarl-edge-device.
-        blocked: why it stands still ("no learner", "no policy", "no credit", "link down"), "" if it runs.
+        blocked: why it stands still, such as "no learner", "no credit" or "spool full"; "" if it runs.
         blocked_since_unix_s: since when, 0 if it runs.
     """
 
     status: Status
     device: str
     boot_id: str
+    delivering: str = ""
     wire: int = WIRE_VERSION
     beat: int = 0
     mode: DeviceMode = "train"
@@ -174,6 +177,7 @@ class DeviceState:
             status=cast(Status, data.choice("status", ("online", "gone"))),
             device=data.text("device", max_length=63),
             boot_id=_matching(data, "boot_id", _BOOT_ID),
+            delivering=_matching(data, "delivering", _BOOT_ID_OR_NONE),
             wire=data.integer("wire"),
             beat=data.integer("beat"),
             mode=cast(DeviceMode, data.choice("mode", ("train", "deploy"))),
@@ -249,7 +253,9 @@ class Telemetry:
         pushes_refused: pushes that did not hold.
         blocks_pending: blocks not yet durable.
         blocks_resent: blocks sent more than once.
-        blocks_dropped: blocks that the outbox had to give up.
+        blocks_dropped: blocks given up: to make room, of another task, or damaged.
+        steps_dropped: environment steps in them, as far as known.
+        spool_bytes: that the blocks not yet durable take.
         return_mean: of the last 100 training episodes, 0 if there are none.
         handler_errors: exceptions that the link caught in handlers.
     """
@@ -266,6 +272,8 @@ class Telemetry:
     blocks_pending: int = 0
     blocks_resent: int = 0
     blocks_dropped: int = 0
+    steps_dropped: int = 0
+    spool_bytes: int = 0
     return_mean: float = 0.0
     handler_errors: int = 0
 
@@ -291,6 +299,8 @@ class Telemetry:
             blocks_pending=data.integer("blocks_pending"),
             blocks_resent=data.integer("blocks_resent"),
             blocks_dropped=data.integer("blocks_dropped"),
+            steps_dropped=data.integer("steps_dropped"),
+            spool_bytes=data.integer("spool_bytes"),
             return_mean=data.number("return_mean"),
             handler_errors=data.integer("handler_errors"),
         )

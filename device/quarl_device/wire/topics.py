@@ -23,6 +23,7 @@ class Topics:
         self.fleet = check_name(fleet, kind="fleet")
         self.root = f"q/v{WIRE_VERSION}/{fleet}"
         self.learner = f"{self.root}/learner"
+        self.learner_telemetry = f"{self.root}/learner/telemetry"
         self.policy = f"{self.root}/live/policy"
         self.edgetpu = f"{self.root}/live/edgetpu"
         self.any_state = f"{self.root}/d/+/up/state"

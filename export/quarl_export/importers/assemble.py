@@ -49,6 +49,7 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
         SourceMismatch: the numpy reference of what was read differs from the source.
     """
     if known is not None:
+        options.refuse_all_but(frozenset({"env_id", "env_kwargs"}), "a file that brings its own contract along")
         options = _as_options(known)
         observations: tuple[ObservationSpec, ...] | None = known.observations
         action: ActionSpec | None = known.action

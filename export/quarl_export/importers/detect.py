@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from quarl_device.errors import MissingExtra, ModelFileError
@@ -29,11 +29,13 @@ class Importer:
         kind: its name.
         matches: whether a path holds one; cheap, and never raises over what it finds.
         read: reads it; TensorFlow and the like are imported only here.
+        takes: attributes of `ImportOptions` that mean something to it.
     """
 
     kind: str
     matches: Callable[[Path], bool]
     read: Callable[[Path, ImportOptions], ImportedPolicy]
+    takes: frozenset[str]
 
 
 def import_policy(path: Path | str, *, options: ImportOptions | None = None) -> ImportedPolicy:
@@ -49,11 +51,13 @@ def import_policy(path: Path | str, *, options: ImportOptions | None = None) -> 
         UnsafeSource: it would run code of its own, or reaches outside of itself.
         SourceMismatch: what was read computes otherwise than the source.
         NonFiniteError: NaN or Inf in weights or outputs.
-        UsageError, SpaceMismatch, EnvironmentFault: the options do not fit the model.
+        UsageError, SpaceMismatch, EnvironmentFault: the options do not fit the model, or its kind.
         RunNotFound, CheckpointError: a run without a policy, or with a damaged one.
     """
-    place = Path(path)
-    return detect(place).read(place, options or ImportOptions())
+    place, given = Path(path), options or ImportOptions()
+    importer = detect(place)
+    given.refuse_all_but(importer.takes, f"a source of the kind {importer.kind!r}")
+    return importer.read(place, given)
 
 
 def detect(path: Path) -> Importer:
@@ -147,12 +151,15 @@ def _read_sb3(path: Path, options: ImportOptions) -> ImportedPolicy:
     return policy
 
 
-_RUN = Importer(kind="run", matches=lambda path: policy_directory(path) is not None, read=_read_run)
+_ENVIRONMENT = frozenset({"env_id", "env_kwargs"})
+_SB3_TAKES = _ENVIRONMENT | {"stack", "vecnormalize"}
+_ANY_NETWORK = frozenset(part.name for part in fields(ImportOptions)) - {"signature", "vecnormalize"}
+_RUN = Importer(kind="run", matches=lambda path: policy_directory(path) is not None, read=_read_run, takes=_ENVIRONMENT)
 IMPORTERS: tuple[Importer, ...] = (
     _RUN,
-    Importer(kind="savedmodel", matches=_is_saved_model, read=_read_saved_model),
-    Importer(kind="keras archive", matches=is_keras_archive, read=_read_archive),
-    Importer(kind="h5", matches=_is_h5, read=_read_h5),
-    Importer(kind="tflite", matches=_is_tflite, read=_read_tflite),
-    Importer(kind="stable-baselines3", matches=_is_sb3, read=_read_sb3),
+    Importer(kind="savedmodel", matches=_is_saved_model, read=_read_saved_model, takes=_ANY_NETWORK | {"signature"}),
+    Importer(kind="keras archive", matches=is_keras_archive, read=_read_archive, takes=_ANY_NETWORK),
+    Importer(kind="h5", matches=_is_h5, read=_read_h5, takes=_ANY_NETWORK),
+    Importer(kind="tflite", matches=_is_tflite, read=_read_tflite, takes=_ANY_NETWORK),
+    Importer(kind="stable-baselines3", matches=_is_sb3, read=_read_sb3, takes=_SB3_TAKES),
 )

@@ -54,7 +54,9 @@ def choose_head(draft: Draft, action: ActionSpec | None, options: ImportOptions)
     """
     unknown = sorted(set(options.outputs.values()) - set(draft.outputs))
     if unknown:
-        raise UsageError(f"the model has no outputs {unknown}; it has {sorted(draft.outputs)}")
+        raise UsageError(
+            f"the model has no outputs {unknown}; it has {sorted(draft.outputs)}", hint="--output ROLE=NAME"
+        )
     choice = _by_roles(options) or _by_head(draft, options) or _by_names(draft, action) or _by_activation(draft, action)
     discrete = choice.kind in ("q_values", "logits")
     if action is not None and discrete != (action.kind == "discrete"):
@@ -68,7 +70,10 @@ def _by_roles(options: ImportOptions) -> HeadChoice | None:
     kind = options.head or _kind_of(options.outputs)
     roles = _roles(kind, options)
     if set(options.outputs) != set(roles):
-        raise UsageError(f"a {kind} head has the outputs {list(roles)}, found {sorted(options.outputs)}")
+        raise UsageError(
+            f"a {kind} head has the outputs {list(roles)}, found {sorted(options.outputs)}",
+            hint=" ".join(f"--output {role}=NAME" for role in roles),
+        )
     return HeadChoice(kind=kind, outputs=dict(options.outputs))
 
 
@@ -134,7 +139,7 @@ def _means(name: str, role: str) -> bool:
 def _undecided(draft: Draft, why: str) -> UsageError:
     return UsageError(
         f"{why}; its outputs are {sorted(draft.outputs)}",
-        hint='say which is which, such as outputs={"q_values": "NAME"}; others are left behind',
+        hint="say which is which, such as --output q_values=NAME; others are left behind",
     )
 
 

@@ -91,7 +91,7 @@ KERAS3_OPERATIONS: Mapping[str, str] = {
 }
 
 _RECURRENT = (
-    "a policy file has no memory between calls: stack frames (stack=4) or add past actions to the observation, and "
+    "a policy file has no memory between calls: stack frames (--stack K) or add past actions to the observation, and "
     "train a feed-forward network"
 )
 _ALTERNATIVES: Mapping[str, str] = {

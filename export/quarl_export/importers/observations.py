@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
 from quarl_device.errors import SpaceMismatch, UsageError
-from quarl_export.importers.options import ImportOptions
+from quarl_device.frame_stack import fill_frame
+from quarl_export.importers.options import MAX_STACK, ImportOptions
 from quarl_export.ir.layers import Shape
 
 DEFAULT_KEY = "observation"
@@ -22,6 +23,7 @@ def environment_specs(options: ImportOptions) -> tuple[tuple[ObservationSpec, ..
     Raises:
         UnknownEnvironment, MissingExtra, EnvironmentMisbehaved: it cannot be made.
         UnsupportedSpace: its spaces are not carried by this version.
+        UsageError, ContractError: frames of an observation that it does not give, or filled with what they cannot hold.
     """
     if not options.env_id:
         return None
@@ -31,7 +33,8 @@ def environment_specs(options: ImportOptions) -> tuple[tuple[ObservationSpec, ..
         observations, action = spaces_to_specs(env.observation_space, env.action_space)
     finally:
         env.close()
-    return tuple(dataclasses.replace(spec, stack=options.stack) for spec in observations), action
+    check_stacked_keys(options, [spec.key for spec in observations], f"the environment {options.env_id!r} gives")
+    return tuple(_stacked(spec, options) for spec in observations), action
 
 
 def bind_inputs(
@@ -49,15 +52,18 @@ def bind_inputs(
         options: `inputs` names keys where they differ.
 
     Raises:
-        UsageError: `options.inputs` names an input that is not there.
+        UsageError: `options` names an input or an observation that is not there.
         SpaceMismatch: inputs and observations do not fit each other; says which.
     """
     unknown = sorted(set(options.inputs) - set(inputs))
     if unknown:
-        raise UsageError(f"the model has no inputs {unknown}; it has {sorted(inputs)}")
+        raise UsageError(
+            f"the model has no inputs {unknown}; it has {sorted(inputs)}", hint="--input NAME=KEY, for each input"
+        )
     if environment is None:
         keys = {name: _default_key(name, inputs, options) for name in inputs}
-        return {name: _from_shape(keys[name], shape, dtypes[name], options.stack) for name, shape in inputs.items()}
+        check_stacked_keys(options, keys.values(), "the model reads")
+        return {name: _from_shape(keys[name], shape, dtypes[name], options) for name, shape in inputs.items()}
     specs = {spec.key: spec for spec in environment}
     only = next(iter(specs)) if len(specs) == 1 and len(inputs) == 1 else None
     keys = {name: options.inputs.get(name, only or name) for name in inputs}
@@ -65,7 +71,8 @@ def bind_inputs(
         raise SpaceMismatch(
             f"the model reads the inputs {sorted(inputs)} as observations {sorted(keys.values())}, "
             f"the environment {options.env_id!r} gives {sorted(specs)}",
-            hint="name the key of each input, or make the environment give just these (FilterObservation)",
+            hint="name the key of each input, --input NAME=KEY, or make the environment give just these "
+            "(FilterObservation)",
         )
     names = {key: name for name, key in keys.items()}
     for key, spec in specs.items():
@@ -77,15 +84,40 @@ def _default_key(name: str, inputs: Mapping[str, Shape], options: ImportOptions)
     return options.inputs.get(name, DEFAULT_KEY if len(inputs) == 1 else name)
 
 
-def _from_shape(key: str, shape: Shape, dtype: str, stack: int) -> ObservationSpec:
-    frame = shape
+def check_stacked_keys(options: ImportOptions, keys: Collection[str], who: str) -> None:
+    """Refuse frames of an observation that is not there.
+
+    Raises:
+        UsageError: saying which there are.
+    """
+    stacked = options.stack if isinstance(options.stack, Mapping) else {}
+    unknown = sorted(set(stacked) - set(keys))
+    if unknown:
+        raise UsageError(f"{who} no observations {unknown} to stack; there are {sorted(keys)}", hint="--stack KEY=K")
+
+
+def _stacked(spec: ObservationSpec, options: ImportOptions) -> ObservationSpec:
+    stack = options.frames(spec.key)
+    spec = dataclasses.replace(spec, stack=stack, stack_fill=options.fill() if stack > 1 else None)
+    fill_frame(spec)  # only to refuse what it cannot make
+    return spec
+
+
+def _from_shape(key: str, shape: Shape, dtype: str, options: ImportOptions) -> ObservationSpec:
+    frame, stack = shape, options.frames(key)
     if stack > 1:
-        if shape[-1] % stack:
+        rows = len(shape) == 2 and shape[0] == stack
+        if rows and not shape[-1] % stack:
+            raise SpaceMismatch(
+                f"input {key!r} of shape {shape} may hold {stack} frames in its first axis or in its last",
+                hint="name the environment, which tells: --env ID",
+            )
+        if not rows and shape[-1] % stack:
             raise SpaceMismatch(f"input {key!r} of shape {shape} does not hold {stack} frames in its last axis")
-        frame = (*shape[:-1], shape[-1] // stack)
+        frame = shape[1:] if rows else (*shape[:-1], shape[-1] // stack)
     known = dtype if dtype in _DTYPES else "float32"
     low, high = ((0.0,), (255.0,)) if known == "uint8" else (None, None)
-    return ObservationSpec(key=key, shape=frame, dtype=known, stack=stack, low=low, high=high)
+    return _stacked(ObservationSpec(key=key, shape=frame, dtype=known, low=low, high=high), options)
 
 
 def _check_fits(name: str, shape: Shape, spec: ObservationSpec) -> None:
@@ -95,10 +127,16 @@ def _check_fits(name: str, shape: Shape, spec: ObservationSpec) -> None:
     said = f"input {name!r} of shape {shape} does not take observation {spec.key!r} of shape {spec.shape}"
     if found != wanted:
         times, rest = divmod(found, math.prod(frame))
-        hint = f"if {times} frames are stacked, say stack={times}" if 1 < times <= 16 and not rest else ""
+        stacked = 1 < times <= MAX_STACK and not rest
+        hint = f"if {times} frames are stacked, say --stack {spec.key}={times}" if stacked else ""
         raise SpaceMismatch(said + (f" and stack {spec.stack}" if spec.stack > 1 else ""), hint=hint)
+    if spec.stack > 1 and shape == (spec.stack, spec.stack) == (*frame, spec.stack):
+        raise SpaceMismatch(
+            f"{said}: whether a frame is a row or a column cannot be told",
+            hint=f"let the model read {wanted} numbers in a row, frame behind frame",
+        )
     layouts = {(wanted,), (*frame[:-1], frame[-1] * spec.stack)} | (
-        {frame} if spec.stack == 1 else {(*frame, spec.stack)}
+        {frame} if spec.stack == 1 else {(*frame, spec.stack)} | ({(spec.stack, *frame)} if len(frame) == 1 else set())
     )
     slim = tuple(n for n in shape if n != 1)
     if shape not in layouts and slim not in {tuple(n for n in layout if n != 1) for layout in layouts}:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,20 @@ from typing import Any, Literal
 from quarl_device.contract import HeadKind
 from quarl_device.errors import UsageError
 
+MAX_STACK = 16
+# As `quarl-edge export` calls them.
+COMMAND_OPTIONS: Mapping[str, str] = {
+    "env_id": "--env",
+    "head": "--head",
+    "outputs": "--output",
+    "inputs": "--input",
+    "stack": "--stack",
+    "stack_fill": "--stack-fill",
+    "action_units": "--action-units",
+    "squash": "--squash",
+    "signature": "--signature",
+    "vecnormalize": "--vecnormalize",
+}
 ROLES = ("q_values", "logits", "action", "mean", "log_std")
 
 
@@ -25,7 +41,9 @@ class ImportOptions:
         outputs: role of the head to the source's output name, for models with several outputs.
         inputs: the source's input name to observation key, where the two differ.
         algorithm: "dqn", ...; "" where it is not known.
-        stack: frames stacked in the last axis of every input; 1 for none.
+        stack: frames that an input holds, of every observation or by key; 1 for none.
+        stack_fill: what the frames before an episode's first one hold, in the environment's units; "first": that frame
+            itself, which is assumed where nothing is said.
         action_units: "unit": a box action leaves the network in [-1, 1], or in [0, 1] after a sigmoid that nothing
             scales, and is scaled to the space's bounds; "environment": it leaves in the environment's units; `None` to
             guess: "unit" where an environment was named and a tanh or sigmoid is last, "environment" otherwise.
@@ -45,7 +63,8 @@ class ImportOptions:
     outputs: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     algorithm: str = ""
-    stack: int = 1
+    stack: int | Mapping[str, int] = 1
+    stack_fill: float | Literal["first"] | None = None
     action_units: Literal["unit", "environment"] | None = None
     squash: Literal["none", "tanh"] = "none"
     log_std: tuple[float, ...] = ()
@@ -58,7 +77,38 @@ class ImportOptions:
             raise UsageError(f"output roles {unknown} are not among {', '.join(ROLES)}")
         if self.head not in (None, "q_values", "logits", "action", "gaussian"):
             raise UsageError(f"head {self.head!r} is not q_values, logits, action or gaussian")
-        if not 1 <= self.stack <= 16:
-            raise UsageError(f"stack {self.stack} is not in 1..16")
+        frames = list(self.stack.values()) if isinstance(self.stack, Mapping) else [self.stack]
+        for count in frames:
+            if not 1 <= count <= MAX_STACK:
+                raise UsageError(f"stack {count} is not in 1..{MAX_STACK}")
+        if isinstance(self.stack_fill, (int, float)) and not math.isfinite(self.stack_fill):
+            raise UsageError(f"stack fill {self.stack_fill} is not a finite number")
+        if self.stack_fill is not None and max(frames, default=1) == 1:
+            raise UsageError("a stack fill without stacked frames", hint="say how many: --stack K")
         if self.action_units not in (None, "unit", "environment"):
             raise UsageError(f"action units {self.action_units!r} are not unit or environment")
+
+    def frames(self, key: str) -> int:
+        """Return how many frames of observation `key` are stacked."""
+        return self.stack.get(key, 1) if isinstance(self.stack, Mapping) else self.stack
+
+    def fill(self) -> tuple[float, ...] | None:
+        """Return the `stack_fill` of a contract."""
+        return None if self.stack_fill in (None, "first") else (float(self.stack_fill),)
+
+    def refuse_all_but(self, taken: frozenset[str], what: str) -> None:
+        """Refuse what would be ignored.
+
+        Args:
+            taken: names of attributes that have a meaning.
+            what: the source, for the message.
+
+        Raises:
+            UsageError: an attribute that is not `taken` differs from its default.
+        """
+        default = ImportOptions()
+        names = [part.name for part in dataclasses.fields(self)]
+        lost = [name for name in names if name not in taken and getattr(self, name) != getattr(default, name)]
+        if lost:
+            option = COMMAND_OPTIONS.get(lost[0], lost[0])
+            raise UsageError(f"{option} says nothing of {what}", hint=f"leave {option} out")

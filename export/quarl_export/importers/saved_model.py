@@ -16,7 +16,8 @@ def read_saved_model(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     """
     from quarl_export.importers.tf_keras_models import is_keras_saved_model, read_keras_saved_model
 
-    if is_keras_saved_model(path):
+    # Who names a signature wants that function, not the model that Keras described beside it.
+    if not options.signature and is_keras_saved_model(path):
         return read_keras_saved_model(path, options=options)
     from quarl_export.importers.signatures import read_signature
 

@@ -88,7 +88,7 @@ def _copy_variables(source: Path, target: Path, what: str) -> int:
 def _choose(names: list[str], wanted: str, what: str) -> str:
     if wanted:
         if wanted not in names:
-            raise UsageError(f"{what} has no signature {wanted!r}; it has {names}")
+            raise UsageError(f"{what} has no signature {wanted!r}; it has {names}", hint="--signature NAME")
         return wanted
     if not names:
         raise UnsupportedModel(
@@ -97,5 +97,5 @@ def _choose(names: list[str], wanted: str, what: str) -> str:
         )
     usual = [name for name in _PREFERRED if name in names]
     if not usual and len(names) > 1:
-        raise UsageError(f"{what} has the signatures {names}: say which one acts")
+        raise UsageError(f"{what} has the signatures {names}", hint="say which one acts: --signature NAME")
     return usual[0] if usual else names[0]

@@ -31,7 +31,8 @@ def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     Args:
         path: the `.zip`.
         options: `env_id` and `env_kwargs` (is an image's channel axis first in the environment, are frames stacked:
-            without it, uint8 images are rows, columns, channels), `stack` (where there is no `env_id`), `vecnormalize`.
+            without it, uint8 images are rows, columns, channels), `stack` (needed where there is no `env_id`),
+            `vecnormalize`.
 
     Raises:
         ModelFileError: missing, truncated, damaged or over a cap.
@@ -53,7 +54,7 @@ def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     tensors = stored.read(acting_tensors(agent.family, names))
     environment = _environment(options, action, what)
     seen = observe(
-        boxes, convolved=convolved_keys(agent, names, boxes), environment=environment, stack=options.stack, what=what
+        boxes, convolved=convolved_keys(agent, names, boxes), environment=environment, options=options, what=what
     )
     network = build_network(agent, tensors, seen, action, names=names, what=what)
     constants = normalizer(seen, statistics, divides_images=agent.divides_images, what=what)

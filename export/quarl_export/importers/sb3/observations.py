@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer, ObservationSpec
 from quarl_device.errors import SpaceMismatch, UnsupportedModel, UnsupportedSpace, UsageError
+from quarl_export.importers.observations import check_stacked_keys
+from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.sb3.arrays import as_floats
 from quarl_export.importers.sb3.spaces import SINGLE, Box
 from quarl_export.importers.sb3.unpickle import shown
@@ -47,7 +49,7 @@ def observe(
     *,
     convolved: frozenset[str],
     environment: tuple[ObservationSpec, ...] | None,
-    stack: int,
+    options: ImportOptions,
     what: str,
 ) -> tuple[Seen, ...]:
     """Return the observation keys, in the policy's order.
@@ -57,13 +59,13 @@ def observe(
         convolved: keys that go through convolutions; they are images even where they do not look like one.
         environment: what the environment gives; `None` where it is not known. uint8 images are then taken to be
             rows, columns, channels there.
-        stack: frames that are stacked, where the environment is not known.
+        options: `stack` says what is stacked where the environment is not known.
         what: for messages.
 
     Raises:
         SpaceMismatch: the environment gives something else.
         UnsupportedSpace: what is convolved is no image, or has as many channels as rows and columns.
-        UsageError: the stack does not divide the observation.
+        UsageError: the stack does not divide the observation, or is of one that is not there.
     """
     given = {spec.key: spec for spec in environment} if environment is not None else None
     if given is not None and set(given) != set(boxes):
@@ -71,6 +73,7 @@ def observe(
             f"{what} observes {sorted(boxes)}, the environment gives {sorted(given)}",
             hint="name the environment that it was trained on, with its wrappers, or leave --env out",
         )
+    check_stacked_keys(options, boxes, f"{what} observes")
     seen = []
     for key, box in boxes.items():
         is_image = key in convolved or box.is_image
@@ -80,7 +83,13 @@ def observe(
             )
         if is_image and len(set(box.shape)) == 1:
             raise UnsupportedSpace(f"{what}: the axes of image {key!r} of shape {box.shape} cannot be told apart")
+        stack = options.frames(key)
         spec = _assumed(key, box, is_image, stack, what) if given is None else _matched(box, is_image, given[key], what)
+        if stack not in (1, spec.stack):
+            raise UsageError(
+                f"{what} saw stacks of {spec.stack} of what the environment gives for {key!r}, not of {stack}",
+                hint="leave --stack out: the environment tells",
+            )
         if is_image and len(spec.shape) == 3 and len(set(spec.shape)) == 1:
             raise UnsupportedSpace(f"{what}: the axes of a frame of {key!r} of shape {spec.shape} cannot be told apart")
         shape = _channels_last(box.shape) if is_image else (int(np.prod(box.shape, dtype=np.int64)),)

@@ -1,0 +1,88 @@
+"""A fleet as a table for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SILENT_S = 5.0
+"""Telemetry comes every second: who has been silent for longer is shown so."""
+
+_COLUMNS = ("device", "heard", "steps/s", "steps", "behind", "pending", "spool", "resent", "dropped", "stands still")
+
+
+def render(snapshot: Mapping[str, Any]) -> RenderableType:
+    """Return what `FleetView.snapshot` gave as lines and a table."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("device", "stands still") else "right", no_wrap=True)
+    for actor in snapshot["actors"]:
+        table.add_row(*_cells(actor), style="dim" if actor["status"] == "gone" else "")
+    lines = [Text(line) for line in learner_lines(snapshot)]
+    if not snapshot["actors"]:
+        return Group(*lines, Text("no actors"))
+    return Group(*lines, table)
+
+
+def learner_lines(snapshot: Mapping[str, Any]) -> list[str]:
+    """Return the learner in a few lines."""
+    learner, fleet = snapshot["learner"], snapshot["fleet"]
+    if learner is None:
+        return [f"fleet {fleet}: no learner"]
+    head = f"fleet {fleet}: learner {learner['status']}, {learner['env'] or 'unknown environment'}"
+    if "env_steps" not in learner:
+        return [f"{head}, last heard {_ago(learner['heard_s'])}"]
+    judged = "-" if learner["int8_return"] is None else f"{learner['int8_return']:.1f}"
+    return [
+        f"{head}, heard {_ago(learner['heard_s'])}"
+        + (f", waits {learner['blocked_s']:.0f} s for: {learner['blocked']}" if learner["blocked"] else ""),
+        f"steps {learner['env_steps']:,} ({learner['env_steps_per_s']:,.0f}/s)  updates {learner['updates']:,} "
+        f"({learner['updates_per_s']:,.0f}/s)  policy {learner['policy_version']}  int8 return {judged}",
+        f"replay {learner['replay_size']:,} of {learner['replay_capacity']:,}  blocks {learner['blocks']:,}  "
+        f"duplicates {learner['duplicates']:,}  gaps {learner['gaps']:,}  refused {learner['refused']:,}  "
+        f"lost steps {learner['lost_steps']:,}",
+    ]
+
+
+def _cells(actor: Mapping[str, Any]) -> list[str]:
+    lag = actor["lag"]
+    shown = "-" if lag is None else f"{lag['versions']} / {lag['steps']:,} / {lag['seconds']:.1f} s"
+    blocked = f"{actor['blocked']} ({actor['blocked_s']:.0f} s)" if actor["blocked"] else ""
+    if actor["status"] == "gone":
+        return [actor["device"], "gone", *["-"] * (len(_COLUMNS) - 3), blocked]
+    if "steps" not in actor:
+        return [actor["device"], _ago(actor["heard_s"]), "-", "-", shown, *["-"] * 4, blocked]
+    return [
+        actor["device"],
+        _ago(actor["heard_s"]),
+        f"{actor['steps_per_s']:,.0f}",
+        f"{actor['steps']:,}",
+        shown,
+        f"{actor['blocks_pending']:,}",
+        _size(actor.get("spool_bytes", 0)),
+        f"{actor['blocks_resent']:,}",
+        f"{actor['blocks_dropped']:,}",
+        blocked,
+    ]
+
+
+def _ago(heard_s: float | None) -> str:
+    if heard_s is None:
+        return "not yet"
+    return f"{heard_s:.0f} s ago" + (" (silent)" if heard_s > SILENT_S else "")
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} GiB"

@@ -1,0 +1,1 @@
+"""`quarl-edge bench stream`: synthetic senders into the real ingest, with every stored transition checked."""

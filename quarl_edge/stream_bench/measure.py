@@ -1,0 +1,350 @@
+"""The measurement: senders in processes of their own, a broker, and the learner's own way from the link into replay.
+
+Nothing is left out of the learner's side: `PahoLink`, `Receiver`, `Ingest` with decoding, checks, sessions, journal,
+n-step assembly, replay and acks, and a checkpoint's trim of the journal every few seconds. What is added is the
+`Witness`, whose cost is part of the figures. When all is over, replay is rebuilt from the journal and compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from quarl_device.errors import ActorFailed, LinkLost, UsageError
+from quarl_device.link import BrokerURL, PahoLink, read_password
+from quarl_device.testing.mosquitto import Mosquitto
+from quarl_device.wire.topics import Topics
+from quarl_edge.ingest.sessions import SessionTable
+from quarl_edge.learner.receiver import Receiver
+from quarl_edge.machine import resident_bytes
+from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.journal import Journal
+from quarl_edge.replay.limiter import SampleToInsertRatio
+from quarl_edge.replay.nstep import NStepAssembler
+from quarl_edge.stream_bench.sender import EPOCH, Order
+from quarl_edge.stream_bench.witness import Witness, same
+from quarl_edge.stream_bench.workload import ACTION, DISCOUNT, Workload
+
+MAX_ACTORS = 64
+MAX_SECONDS = 86_400.0
+_WARM_UP_S = 1.0
+_READY_S, _DRAINED_S = 60.0, 90.0
+_CHECKPOINT_S = 5.0
+_REPLAY_BYTES = 256 * 1024 * 1024
+_ENDLESS = 2**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSpeed:
+    """What `stream_speed` measured; its fields are the keys of `--format json`.
+
+    Attributes:
+        transitions_per_s: that entered replay, over `seconds`.
+        bytes_per_transition: of the blocks that were sent.
+        sent: transitions that the senders made, from start to end.
+        stored: transitions in replay, each counted as often as it is there.
+        duplicates: of these, how many were there before.
+        lost: transitions that were sent and are not in replay.
+        verified: every stored transition is the one that was sent, and replay rebuilt from the journal equals replay.
+        resent_blocks: sent more than once; recognised, not stored twice.
+        latency_ms_p50: from a block that is made to the durable ack for it, at full load, over all senders.
+        latency_ms_p99: likewise.
+        actors: sender processes.
+        envs: environments per sender.
+        observation: of one transition.
+        block_transitions: transitions per block.
+        seconds: measured, after a warm-up.
+        learner_cpu_us_per_block: CPU time of the learner's process.
+        sender_cpu_us_per_block: CPU time of the senders' processes.
+        learner_rss_start_bytes: of the learner's process, resident, when replay was full, or after the warm-up where
+            it never was.
+        learner_rss_end_bytes: the same when everything was stored.
+        senders_rss_start_bytes: of all senders together.
+        senders_rss_end_bytes: likewise.
+        broker: what was between them.
+    """
+
+    transitions_per_s: float
+    bytes_per_transition: float
+    sent: int
+    stored: int
+    duplicates: int
+    lost: int
+    verified: bool
+    resent_blocks: int
+    latency_ms_p50: float
+    latency_ms_p99: float
+    actors: int
+    envs: int
+    observation: str
+    block_transitions: int
+    seconds: float
+    learner_cpu_us_per_block: float
+    sender_cpu_us_per_block: float
+    learner_rss_start_bytes: int
+    learner_rss_end_bytes: int
+    senders_rss_start_bytes: int
+    senders_rss_end_bytes: int
+    broker: str
+
+
+def stream_speed(
+    workload: Workload,
+    *,
+    actors: int = 1,
+    seconds: float = 10.0,
+    broker: str = "",
+    progress: Callable[[float], None] = lambda _share: None,
+) -> StreamSpeed:
+    """Stream for a while, wait until everything is stored, and check all of it.
+
+    Args:
+        workload: what each sender streams.
+        actors: sender processes.
+        seconds: to measure, after a second of warm-up.
+        broker: URL; "" starts a Mosquitto on the loopback.
+        progress: called with the share of `seconds` that is over.
+
+    Raises:
+        UsageError: out of range.
+        ActorFailed: a sender ended, or did not begin or end in time.
+        BrokerStartFailed, BrokerUnreachable, BrokerRefused: no broker.
+        JournalError: the disk refuses.
+    """
+    if not 1 <= actors <= MAX_ACTORS or not 0.1 <= seconds <= MAX_SECONDS:
+        raise UsageError(f"cannot stream from {actors} actors for {seconds} s: 1..{MAX_ACTORS}, 0.1..{MAX_SECONDS:.0f}")
+    topics = Topics(f"bench-{secrets.token_hex(4)}")
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quarl-stream-")))
+        url = broker or stack.enter_context(Mosquitto()).url
+        ingest = _open(workload, folder)
+        stack.callback(ingest.close)
+        receiver = stack.enter_context(_receiving(url, topics, ingest))
+        orders = [Order(url=url, fleet=topics.fleet, index=index, workload=workload) for index in range(actors)]
+        senders = stack.enter_context(_Senders(orders))
+        window = _run(senders, ingest, receiver, seconds=seconds, progress=progress)
+        stored = ingest.replay.newest(ingest.replay.capacity)
+        ingest.close()
+        rebuilt = _open(workload, folder)
+        stack.callback(rebuilt.close)
+        rebuilt.rebuild()
+        survived = (
+            same(stored, rebuilt.replay.newest(len(stored))) and ingest.replay.inserted == rebuilt.replay.inserted
+        )
+    return _speed(workload, window, ingest, survived=survived, broker=broker or "mosquitto")
+
+
+def _open(workload: Workload, folder: Path) -> Witness:
+    """Build the learner's way into replay as `Ingest.open` does, with room for ever: nobody samples here."""
+    spec = workload.spec
+    [seen] = spec.observations
+    row_bytes = 2 * int(np.prod(seen.shape)) * np.dtype(seen.dtype).itemsize + 16
+    capacity = max(4 * workload.block_transitions, min(1_000_000, _REPLAY_BYTES // row_bytes))
+    return Witness(
+        spec,
+        sessions=SessionTable(EPOCH),
+        journal=Journal(folder),
+        assembler=NStepAssembler(1, DISCOUNT, key=seen.key),
+        replay=ReplayBuffer(capacity, observation=seen, action=ACTION, seed=0),
+        limiter=SampleToInsertRatio(
+            1.0, _ENDLESS, 2.0 * workload.block_transitions, insert_unit=workload.block_transitions
+        ),
+        block_transitions=workload.block_transitions,
+    )
+
+
+@contextlib.contextmanager
+def _receiving(url: str, topics: Topics, ingest: Witness) -> Iterator[Receiver]:
+    link = PahoLink(BrokerURL.parse(url), client_id=f"{topics.fleet}-l"[:23], password=read_password(None))
+    receiver = Receiver(link, topics, ingest)
+    receiver.listen()
+    link.connect(timeout_s=10.0)
+    try:
+        yield receiver
+    finally:
+        link.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """What was counted around the measured seconds, and what the senders said."""
+
+    seconds: float
+    transitions: int
+    blocks: int
+    cpu_s: float
+    rss_start_bytes: int
+    rss_end_bytes: int
+    begun: Sequence[dict[str, Any]]
+    ended: Sequence[dict[str, Any]]
+
+
+def _run(
+    senders: _Senders, ingest: Witness, receiver: Receiver, *, seconds: float, progress: Callable[[float], None]
+) -> _Window:
+    senders.collect("ready", timeout_s=_READY_S)
+    senders.tell()
+    begun = senders.collect("begun", timeout_s=_READY_S)
+    _learn(ingest, senders, _WARM_UP_S, lambda _share: None)
+    rss_bytes = resident_bytes()
+    full = len(ingest.replay) == ingest.replay.capacity
+
+    def watch(share: float) -> None:
+        nonlocal rss_bytes, full
+        # A ring takes its memory as it fills: what grows after that would go on growing.
+        if not full and len(ingest.replay) == ingest.replay.capacity:
+            rss_bytes, full = resident_bytes(), True
+        progress(share)
+
+    before = (time.monotonic(), ingest.replay.inserted, ingest.counters["blocks"], time.process_time())
+    _learn(ingest, senders, seconds, watch)
+    after = (time.monotonic(), ingest.replay.inserted, ingest.counters["blocks"], time.process_time())
+    senders.tell()
+    ended = senders.collect("checksum", timeout_s=_DRAINED_S)
+    return _Window(
+        seconds=after[0] - before[0],
+        transitions=after[1] - before[1],
+        blocks=after[2] - before[2],
+        cpu_s=after[3] - before[3],
+        rss_start_bytes=rss_bytes,
+        rss_end_bytes=resident_bytes(),
+        begun=begun,
+        ended=ended,
+    )
+
+
+def _learn(ingest: Witness, senders: _Senders, seconds: float, progress: Callable[[float], None]) -> None:
+    """Do what a learner does to the ingest while it trains: checkpoints."""
+    began_s = time.monotonic()
+    checkpoint_s = began_s + _CHECKPOINT_S
+    while (spent_s := time.monotonic() - began_s) < seconds:
+        senders.check()
+        progress(spent_s / seconds)
+        if time.monotonic() >= checkpoint_s:
+            checkpoint_s += _CHECKPOINT_S
+            with ingest.paused():
+                pass
+        time.sleep(min(0.1, seconds - spent_s))
+
+
+def _speed(workload: Workload, window: _Window, ingest: Witness, *, survived: bool, broker: str) -> StreamSpeed:
+    ended, seen = window.ended, [ingest.seen.get(f"actor-{index}") for index in range(len(window.ended))]
+    sent, stored = sum(end["transitions"] for end in ended), sum(one.transitions for one in seen if one is not None)
+    duplicates = sum(one.duplicates for one in seen if one is not None)
+    as_sent = all(one is not None and one.checksum == end["checksum"] for one, end in zip(seen, ended, strict=True))
+    latencies_ms = [latency_ms for end in ended for latency_ms in end["latencies_ms"]] or [0.0]
+    blocks = sum(end["blocks"] for end in ended)
+    return StreamSpeed(
+        transitions_per_s=window.transitions / window.seconds,
+        bytes_per_transition=sum(end["bytes"] for end in ended) / max(1, sent),
+        sent=sent,
+        stored=stored,
+        duplicates=duplicates,
+        lost=sent - (stored - duplicates),
+        verified=as_sent and survived,
+        resent_blocks=sum(end["resends"] for end in ended),
+        latency_ms_p50=float(np.percentile(latencies_ms, 50)),
+        latency_ms_p99=float(np.percentile(latencies_ms, 99)),
+        actors=len(ended),
+        envs=workload.envs,
+        observation=workload.observation,
+        block_transitions=workload.block_transitions,
+        seconds=window.seconds,
+        learner_cpu_us_per_block=1e6 * window.cpu_s / max(1, window.blocks),
+        sender_cpu_us_per_block=1e6
+        * sum(end["cpu_s"] - begin["cpu_s"] for begin, end in zip(window.begun, ended, strict=True))
+        / max(1, blocks),
+        learner_rss_start_bytes=window.rss_start_bytes,
+        learner_rss_end_bytes=window.rss_end_bytes,
+        senders_rss_start_bytes=sum(begin["rss_bytes"] for begin in window.begun),
+        senders_rss_end_bytes=sum(end["rss_bytes"] for end in ended),
+        broker=broker,
+    )
+
+
+class _Senders:
+    """Sender processes, and what they say."""
+
+    def __init__(self, orders: Sequence[Order]) -> None:
+        self._said: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        for order in orders:
+            words = [sys.executable, "-m", "quarl_edge.stream_bench.sender", order.encode()]
+            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            self._processes.append(process)
+            threading.Thread(target=self._listen, args=(order.index, process), daemon=True).start()
+
+    def __enter__(self) -> _Senders:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self._processes:
+            if kind is not None:
+                process.kill()
+            assert process.stdin is not None  # noqa: S101  asked for above
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(timeout=10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=10.0)
+
+    def tell(self) -> None:
+        """Say the next word to all."""
+        for process in self._processes:
+            assert process.stdin is not None  # noqa: S101  asked for above
+            with contextlib.suppress(OSError):
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+
+    def check(self) -> None:
+        """Raise ActorFailed where one has ended."""
+        for index, process in enumerate(self._processes):
+            if process.poll() is not None:
+                raise ActorFailed(f"sender {index} ended with status {process.returncode} in the middle of it")
+
+    def collect(self, key: str, *, timeout_s: float) -> list[dict[str, Any]]:
+        """Return the line with `key` of every sender, in order.
+
+        Raises:
+            ActorFailed: one ended, or did not say it in time.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        deadline_s = time.monotonic() + timeout_s
+        while len(found) < len(self._processes):
+            try:
+                index, said = self._said.get(timeout=max(0.01, deadline_s - time.monotonic()))
+            except queue.Empty:
+                raise LinkLost(
+                    f"{len(found)} of {len(self._processes)} senders said {key!r} within {timeout_s:.0f} s"
+                ) from None
+            if said is None:
+                raise ActorFailed(f"sender {index} ended before it said {key!r}")
+            if key in said:
+                found[index] = said
+        return [found[index] for index in sorted(found)]
+
+    def _listen(self, index: int, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None  # noqa: S101  asked for above
+        with process.stdout:
+            for line in process.stdout:
+                self._said.put((index, json.loads(line)))
+        self._said.put((index, None))

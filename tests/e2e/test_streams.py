@@ -1,0 +1,288 @@
+"""Real processes, a real broker, real kills: in the end every step made is stored once, or declared dropped."""
+
+import json
+import os
+import signal
+import struct
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from runs_helper import DEVICE, Started
+
+from quarl_device.testing.mosquitto import Mosquitto
+from quarl_device.testing.tcp_proxy import TcpProxy
+from quarl_device.wire.block_stamp import read_stamp
+from quarl_edge.replay.segments import iterate
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stream_learner import BLOCK_STEPS, KEY
+
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(240)]
+
+COUNTING = """
+import gymnasium, mmap, os, struct
+class Counting(gymnasium.Wrapper):
+    \"\"\"Counts its steps in a file of this process, where a kill does not reach it.\"\"\"
+    def __init__(self, env):
+        super().__init__(env)
+        path = os.path.join(os.environ["COUNTS"], f"{os.getpid()}")
+        with open(path, "wb") as file:
+            file.write(bytes(8))
+        file = os.open(path, os.O_RDWR)
+        self.memory, self.count = mmap.mmap(file, 8), 0
+    def step(self, action):
+        result = self.env.step(action)
+        self.count += 1
+        struct.pack_into("<Q", self.memory, 0, self.count)
+        return result
+gymnasium.register("Counting-v0", lambda: Counting(gymnasium.make("CartPole-v1")))
+"""
+
+
+class Scene:
+    """A broker, a learner and an actor, each of which can be killed and started again."""
+
+    def __init__(self, folder, broker, *, port=None):
+        self.folder, self.broker, self.port = folder, broker, port or broker.port
+        self.epoch, self.started, self.learner, self.actor = int(time.time()), [], None, None
+        (folder / "counting_env.py").write_text(COUNTING)
+        (folder / "counts").mkdir()
+        KEY.public.save(folder / "learner.pub")
+
+    def start_learner(self):
+        self.epoch += 1
+        script = Path(__file__).with_name("stream_learner.py")
+        words = [sys.executable, script, self.broker.url, "lab", self.folder / "journal", self.epoch]
+        self.learner = self._start(words, "learner")
+
+    def start_actor(self, *words):
+        words = [
+            *DEVICE, "run", "--broker", f"mqtt://127.0.0.1:{self.port}", "--fleet", "lab", "--id", "pi",
+            "--env", "counting_env:Counting-v0", "--learner-key", self.folder / "learner.pub",
+            "--block-steps", BLOCK_STEPS, "--state-dir", self.folder / "state", "--format", "json", *words,
+        ]  # fmt: skip
+        self.actor = self._start(words, "actor")
+
+    def _start(self, words, name):
+        env = {"PYTHONPATH": str(self.folder), "COUNTS": str(self.folder / "counts")}
+        number = len(self.started)
+        self.started.append(Started(words, cwd=self.folder, log=self.folder / f"{number}-{name}.log", env=env))
+        return self.started[-1]
+
+    def kill(self, process):
+        os.kill(process.process.pid, signal.SIGKILL)
+        process.process.wait(10)
+
+    def close(self):
+        for process in self.started:
+            process.__exit__()
+
+    def stamps(self):
+        """Return the stamps of all stored blocks, in order of arrival."""
+        return [read_stamp(record.payload) for record in iterate(self.folder / "journal")]
+
+    def made(self):
+        """Return the steps that the environments of all lives have made."""
+        counts = [path.read_bytes() for path in (self.folder / "counts").iterdir()]
+        return sum(struct.unpack("<Q", data)[0] for data in counts if len(data) == 8)
+
+    def wait_for_more(self, blocks, *, seconds=120):
+        """Wait until so many more blocks are stored."""
+        wanted = len(self.stamps()) + blocks
+        self._wait(lambda: len(self.stamps()) >= wanted, f"{blocks} more blocks", seconds)
+
+    def wait_for_life(self, number, *, seconds=120):
+        """Wait until the blocks of so many lives are stored."""
+        self._wait(lambda: len({s.boot_id for s in self.stamps()}) >= number, f"life {number}", seconds)
+
+    def wait_for_steps(self, steps, *, seconds=120):
+        """Wait until the environments have made so many more."""
+        wanted = self.made() + steps
+        self._wait(lambda: self.made() >= wanted, f"{steps} more steps", seconds)
+
+    def _wait(self, condition, what, seconds):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            said = "\n".join(f"{process.log.name}: {process.said()[-1500:]}" for process in self.started)
+            assert time.monotonic() < deadline, f"{seconds} s passed before {what}\n{said}"
+            time.sleep(0.05)
+
+    def end_actor(self):
+        """End the actor in order; returns its summary."""
+        code, out = self.actor.end()
+        assert code == 0, self.actor.said()
+        return json.loads(out.splitlines()[-1])
+
+    def deliver_the_rest(self, *words):
+        """Start another life, which brings what is left in the spool, and makes a step; returns its summary."""
+        self.start_actor("--steps", 1, *words)
+        out, _ = self.actor.process.communicate(timeout=60)
+        summary = json.loads(out.decode().splitlines()[-1])
+        assert (summary["reason"], summary["blocks_pending"]) == ("all steps made", 0)
+        return summary
+
+    def ledger(self, *, killed):
+        """Check the books: steps made = steps stored + declared drops, 0 duplicates.
+
+        What a killed life had made of a block that was not whole yet is in no block: less than one block per kill.
+        """
+        # What it could not deliver at once is in the spool.
+        dropped = self.end_actor()["steps_dropped"] + self.deliver_the_rest()["steps_dropped"]
+        return self.books(killed=killed, dropped=dropped)
+
+    def books(self, *, killed, dropped):
+        """See `ledger`; no actor runs any more."""
+        code, out = self.learner.end()
+        assert code == 0, self.learner.said()
+        learner = json.loads(out.splitlines()[-1])
+        stamps = self.stamps()
+        ids = Counter((stamp.boot_id, stamp.sequence) for stamp in stamps)
+        assert max(ids.values()) == 1, "stored twice"
+        account = learner["account"]["pi"]
+        unfinished = self.made() - account["stored_steps"] - account["lost_steps"]
+        counted = {name: learner[name] for name in ("blocks", "duplicates", "gaps", "transitions", "dropped_rows")}
+        print({"made": self.made(), **account, "unfinished": unfinished, **counted})  # noqa: T201
+        assert 0 <= unfinished <= killed * (BLOCK_STEPS - 1)
+        assert learner["env_steps"] == account["stored_steps"]
+        assert learner["refused"] == {}
+        # What was in the air when the actor gave it up may have arrived.
+        assert dropped >= account["lost_steps"]
+        for boot_id in {stamp.boot_id for stamp in stamps}:
+            sequences = [stamp.sequence for stamp in stamps if stamp.boot_id == boot_id]
+            assert sequences == sorted(sequences)
+            assert dropped or sequences == list(range(len(sequences))), "a life's blocks are all there"
+        return stamps, learner
+
+
+@pytest.fixture
+def scene(tmp_path):
+    with Mosquitto() as broker:
+        one = Scene(tmp_path, broker)
+        yield one
+        one.close()
+
+
+def test_a_killed_actor_delivers_what_it_left_under_the_name_of_that_life(tmp_path):
+    """It is offline when it is killed: nothing of what it made since is anywhere but in its spool."""
+    with Mosquitto() as broker, TcpProxy(broker.port) as proxy:
+        scene = Scene(tmp_path, broker, port=proxy.port)
+        try:
+            scene.start_learner()
+            for _ in range(2):
+                scene.start_actor()
+                scene.wait_for_more(20)
+                proxy.refuse()
+                proxy.cut()
+                stored = len(scene.stamps())
+                scene.wait_for_steps(100 * BLOCK_STEPS)
+                assert len(scene.stamps()) <= stored + 64, "it is offline"
+                scene.kill(scene.actor)
+                proxy.refuse(False)
+            scene.start_actor()
+            scene.wait_for_life(3)
+            stamps, learner = scene.ledger(killed=2)
+        finally:
+            scene.close()
+    lives = list(dict.fromkeys(stamp.boot_id for stamp in stamps))
+    assert len(lives) == 4
+    assert [stamp.boot_id for stamp in stamps] == sorted((s.boot_id for s in stamps), key=lives.index), "life by life"
+    # n = 3: of a life that was killed, at most two rows wait for steps that never come; they are no episode's end.
+    assert learner["transitions"] + learner["dropped_rows"] >= learner["env_steps"] - 2
+
+
+def test_a_killed_learner_that_resumes_has_every_block_once(scene):
+    scene.start_learner()
+    scene.start_actor()
+    for _ in range(2):
+        scene.wait_for_more(30)
+        scene.kill(scene.learner)
+        # The actor goes on without it.
+        scene.wait_for_steps(20 * BLOCK_STEPS)
+        scene.start_learner()
+    scene.wait_for_more(30)
+    scene.ledger(killed=0)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["forgetful broker", "persistent broker"])
+def test_a_killed_broker_loses_nothing_whatever_it_remembers(tmp_path, persistent):
+    store = tmp_path / "store" if persistent else None
+    broker = Mosquitto(persistence=store)
+    try:
+        scene = Scene(tmp_path, broker)
+        scene.start_learner()
+        scene.start_actor()
+        for _ in range(2):
+            scene.wait_for_more(30)
+            scene.broker.kill()
+            scene.wait_for_steps(20 * BLOCK_STEPS)
+            scene.broker = Mosquitto(port=scene.port, persistence=store)
+        scene.wait_for_more(30)
+        scene.ledger(killed=0)
+    finally:
+        scene.close()
+        scene.broker.stop()
+
+
+def test_all_of_them_are_killed_while_a_full_spool_stands_still(tmp_path):
+    """A spool of a MiB fills while nobody listens; the actor says why it stands still, and nothing is dropped."""
+    with Mosquitto() as broker, TcpProxy(broker.port) as proxy:
+        scene = Scene(tmp_path, broker, port=proxy.port)
+        try:
+            scene.start_learner()
+            scene.start_actor("--spool-mib", 1, "--spool-sync", "never")
+            scene.wait_for_more(20)
+            proxy.refuse()
+            proxy.cut()
+            scene._wait(lambda: "spool full" in scene.actor.said(), "a full spool", 120)
+            made = scene.made()
+            scene.kill(scene.learner)
+            time.sleep(0.5)
+            assert scene.made() == made, "it stands still"
+            size = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*.qs"))
+            assert size <= 1024 * 1024 + 4096
+            scene.kill(scene.actor)
+            proxy.refuse(False)
+            scene.start_learner()
+            scene.start_actor("--spool-mib", 1)
+            scene.wait_for_life(2)
+            scene.ledger(killed=1)
+        finally:
+            scene.close()
+
+
+def test_an_actor_that_drops_the_oldest_declares_every_step_of_it(tmp_path):
+    with Mosquitto() as broker, TcpProxy(broker.port) as proxy:
+        scene = Scene(tmp_path, broker, port=proxy.port)
+        try:
+            scene.start_learner()
+            scene.start_actor("--spool-mib", 1, "--when-full", "drop-oldest")
+            scene.wait_for_more(20)
+            proxy.refuse()
+            proxy.cut()
+            # A block takes some 1.5 KiB, so these are more than a MiB holds.
+            scene.wait_for_steps(1_500 * BLOCK_STEPS)
+            proxy.refuse(False)
+            scene.wait_for_more(20)
+            _, learner = scene.ledger(killed=0)
+            assert learner["account"]["pi"]["lost_steps"] > 100 * BLOCK_STEPS
+        finally:
+            scene.close()
+
+
+def test_two_processes_with_one_id_end_as_one_and_both_of_their_books_are_kept(scene):
+    """As on two machines. The older ends with code 52; what it could not deliver waits in its own spool."""
+    scene.start_learner()
+    scene.start_actor()
+    older = scene.actor
+    scene.wait_for_more(10)
+    scene.start_actor("--state-dir", scene.folder / "other")
+    assert older.process.wait(60) == 52, older.said()
+    scene.wait_for_more(10)
+    dropped = scene.end_actor()["steps_dropped"]
+    for words in ((), ("--state-dir", scene.folder / "other")):
+        dropped += scene.deliver_the_rest(*words)["steps_dropped"]
+    scene.books(killed=0, dropped=dropped)
+    assert dropped == 0
