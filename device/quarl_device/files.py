@@ -7,7 +7,7 @@ import os
 import select
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from quarl_device.errors import ModelError, ModelFileError, QuarlError
@@ -65,10 +65,26 @@ def _read_pipe(handle: int, cap_bytes: int) -> bytes:
     return data
 
 
-def write_atomic(path: Path, data: bytes, *, error: type[QuarlError], what: str, mode: int = 0o644) -> None:
+def write_atomic(
+    path: Path,
+    data: bytes,
+    *,
+    error: type[QuarlError],
+    what: str,
+    mode: int = 0o644,
+    check: Callable[[Path], None] | None = None,
+) -> None:
     """Write `data` to `path` whole or not at all: temp file beside it, fsync, rename, directory fsync.
 
     A symbolic link is followed: what it points at is replaced.
+
+    Args:
+        path: where to.
+        data: all of it.
+        error: class of what is raised.
+        what: it is, for messages.
+        mode: of the file.
+        check: is given the temporary file before it takes its place; what it raises leaves `path` as it was.
 
     Raises:
         QuarlError: of class `error`; an existing file at `path` is then untouched.
@@ -83,6 +99,8 @@ def write_atomic(path: Path, data: bytes, *, error: type[QuarlError], what: str,
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if check is not None:
+            check(Path(temporary))
         Path(temporary).replace(path)
         temporary = ""
         sync_directory(path.parent)

@@ -110,10 +110,9 @@ def export_policy(
     policy.snapshot.check_finite()
     options = options or ExportOptions()
     source = import_checkpoint(policy)
-    trained = trained_scheme(policy.spec.quantization)
-    if options.scheme not in (SchemeOptions(), trained) or options.recalibrate or options.center_q:
+    if not keeps_training(policy.spec.quantization, options):
         return export_imported(source, model, options=options, data=data, play=play)
-    options = dataclasses.replace(options, scheme=trained)
+    options = dataclasses.replace(options, scheme=trained_scheme(policy.spec.quantization))
     file = read_policy(int8_bytes(policy))
     errors = _parity(policy, file)
     # Ranges that training has not set yet are the checks' to refuse.
@@ -150,10 +149,13 @@ def export_imported(
 
 
 def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = None) -> ExportReport:
-    write_atomic(model, built.file.data, error=ModelFileError, what="model")
-    written = read_policy_path(model)
-    if written.data != built.file.data:
-        raise ModelFileError(f"model reads back differently than it was written: {model}")
+    written = built.file
+
+    def check(temporary: Path) -> None:
+        if read_policy_path(temporary).data != written.data:
+            raise ModelFileError(f"model reads back differently than it was written: {model}")
+
+    write_atomic(model, written.data, error=ModelFileError, what="model", check=check)
     runtime = default_runtime()
     golden, judged = errors or (built.golden_lsb, built.judged_lsb)
     return ExportReport(
@@ -172,6 +174,12 @@ def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = No
         warnings=tuple(map(str, built.subject.source.provenance.get("warnings", ()))),
         built=built,
     )
+
+
+def keeps_training(quantization: QuantizationSpec, options: ExportOptions) -> bool:
+    """Whether `options` mean the file that a run's own pushes made, with the ranges of its training."""
+    as_trained = options.scheme in (SchemeOptions(), trained_scheme(quantization))
+    return as_trained and not options.recalibrate and not options.center_q
 
 
 def trained_scheme(quantization: QuantizationSpec) -> SchemeOptions:
@@ -270,5 +278,6 @@ __all__ = [
     "float_policy",
     "float_twin",
     "int8_bytes",
+    "keeps_training",
     "trained_scheme",
 ]

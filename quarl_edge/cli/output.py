@@ -63,6 +63,11 @@ def write_line(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def error_json(error: QuarlError) -> dict[str, Any]:
+    """Return what JSON output says of an error."""
+    return {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
 def write_error(error: QuarlError, output: Format) -> None:
     """Write an error: one line on stderr, and in JSON mode an object on stdout too."""
     with contextlib.suppress(OSError):
@@ -71,8 +76,7 @@ def write_error(error: QuarlError, output: Format) -> None:
         return
     # Stdout itself may be what failed.
     with contextlib.suppress(OSError):
-        told = {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
-        write_json({"error": told, **({"checks": error.checks} if isinstance(error, CheckFailed) else {})})
+        write_json({"error": error_json(error), **({"checks": error.checks} if isinstance(error, CheckFailed) else {})})
 
 
 def write_table(

@@ -29,13 +29,15 @@ from graph_factory import (
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from quarl_device.contract import Normalizer
+from quarl_device.contract import ActionSpec, Normalizer
 from quarl_device.errors import NonFiniteError, PatchError, QuarlError, UsageError
 from quarl_device.policy_file import read_policy
 from quarl_device.runtime import find_runtime
 from quarl_export.compare import difference
+from quarl_export.file_runner import run_file
 from quarl_export.graph import view
 from quarl_export.int8_reference import run_int8_reference
+from quarl_export.ir.reference import normalize, run_graph
 from quarl_export.patch.places import find_places
 from quarl_export.patch.values import fingerprint
 from quarl_export.quantized import build_planned, convert_planned, convert_quantized, policy_values
@@ -479,3 +481,110 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_converted():
 def test_observed_ranges_are_all_the_sites_need(templates):
     graph = GRAPHS["dueling"]
     assert set(templates("dueling").sites) <= set(observed_ranges(graph, random_weights(graph)))
+
+
+# ------------------------------------------------------------------ integer ends, and what a file says of its policy
+
+
+def bound(policy, normalizer):
+    return dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, normalizer=normalizer))
+
+
+def vector_policy(*, clip=0.0, seed=0, normalizer_seed=0):
+    graph = GRAPHS["mlp"]
+    policy = make_policy(graph, seed=seed, normalizer=normalizer_of(graph, normalizer_seed, clip))
+    action = ActionSpec(kind="box", shape=(2,), low=(-9.0, -9.0), high=(9.0, 9.0))
+    policy = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, action=action))
+    return dataclasses.replace(policy, ranges=observed_ranges(graph, policy.weights, seed))
+
+
+@pytest.fixture(scope="module")
+def coral():
+    """By the type of their ends: templates of one policy whose normaliser is the device's work."""
+    return {
+        io: Template.from_model(vector_policy(clip=2.0), options=QuantizationOptions(io=io)) for io in ("int8", "uint8")
+    }
+
+
+@pytest.mark.parametrize("io", ["int8", "uint8"])
+def test_a_policy_with_integer_ends_is_pushed_and_acts(coral, io):
+    policy, other = vector_policy(clip=2.0), vector_policy(clip=2.0, seed=5)
+    rows = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
+    template = coral[io].with_contract(policy, {"observation": rows})
+    pushed = template.patch_policy(other)
+    plan = plan_ranges(other.graph, QuantizationOptions(io=io))
+    assert difference(pushed, convert_planned(plan, policy_values(other, plan, other.ranges))) == ""
+    found = read_policy(pushed)
+    assert found.contract.normalizer.where == "device"
+    wanted = run_graph(other.graph, other.weights, normalize(other, {"observation": rows}))["dense_4"]
+    acted = run_file(pushed, found.contract, {"observation": rows})["action"]
+    low, high = other.ranges["dense_4"]
+    assert np.abs(acted - np.clip(wanted, low, high)).max() < 0.1 * (high - low)
+    assert template.patch(other.weights, other.ranges) == pushed
+
+
+def test_constants_that_a_device_would_not_know_are_refused(coral):
+    policy, moved = vector_policy(clip=2.0), vector_policy(clip=2.0, normalizer_seed=9)
+    rows = {"observation": np.zeros((2, 4), np.float32)}
+    for template in (coral["int8"], coral["int8"].with_contract(policy, rows)):
+        for other in (moved, vector_policy(clip=3.0), bound(policy, Normalizer())):
+            with pytest.raises(PatchError, match=r"normalizer.*with_contract"):
+                template.patch_policy(other)
+    said = coral["int8"].with_contract(moved, rows)
+    assert read_policy(said.patch_policy(moved)).contract.normalizer.offset == moved.contract.normalizer.offset
+    with pytest.raises(PatchError, match="normalizer"):
+        said.patch_policy(policy)
+
+
+def test_constants_in_the_file_may_move_but_not_its_clip():
+    template = Template.from_model(vector_policy(clip=2.0), verify=False)
+    moved = vector_policy(clip=2.0, normalizer_seed=9)
+    assert template.patch_policy(moved) != template.patch_policy(vector_policy(clip=2.0))
+    for clip in (0.0, 3.0):
+        with pytest.raises(PatchError, match=r"clips what it normalised to ±2, the policy to ±" + f"{clip:g}"):
+            template.patch_policy(vector_policy(clip=clip))
+        with pytest.raises(PatchError, match="clips"):
+            template.with_contract(vector_policy(clip=clip), {"observation": np.zeros((2, 4))})
+
+
+def test_a_policy_of_which_the_contract_in_the_file_says_otherwise_is_refused():
+    policy = vector_policy()
+    bare = Template.from_model(policy, verify=False)
+    scaled = dataclasses.replace(policy.contract.action, scale=(2.0, 2.0), offset=(0.0, 0.0))
+    other = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, action=scaled))
+    assert bare.patch_policy(other) == bare.patch_policy(policy), "nothing of it is in a file without a contract"
+    with pytest.raises(PatchError, match="go with action"):
+        bare.with_contract(policy, {"observation": np.zeros((2, 4))}).patch_policy(other)
+
+
+# ------------------------------------------------------------------ refusals leave no trace
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dense_4/kernel", np.nan), ("dense_4/bias", np.inf), ("dense_4/kernel", 1e31)],
+)
+def test_a_refused_patch_leaves_the_file_as_it_was(templates, name, value):
+    """The last layer is at fault: ranges and the layers before it must not have been written."""
+    template = templates("mlp")
+    first, (weights, ranges) = (shaped_values(GRAPHS["mlp"], "trained", seed) for seed in (1, 2))
+    before = template.patch(*first)
+    broken = {**weights, name: weights[name].copy()}
+    broken[name].flat[0] = value
+    with pytest.raises(QuarlError):
+        template.patch(broken, ranges)
+    assert template.data == before
+
+
+def test_a_refused_float_layer_leaves_the_file_as_it_was():
+    build = Build(observation=(4,))
+    graph = build.graph({"action": build.dense(build.dense("observation", 5, "relu"), 2)})
+    template = Template.from_model(
+        make_policy(graph), options=QuantizationOptions(keep_float=frozenset({"dense_2"})), verify=False
+    )
+    before = template.patch(*shaped_values(graph, "trained", 1))
+    weights, ranges = shaped_values(graph, "trained", 2)
+    weights["dense_2/bias"] = weights["dense_2/bias"] * np.float32(np.nan)
+    with pytest.raises(NonFiniteError, match="dense_2/bias"):
+        template.patch(weights, ranges)
+    assert template.data == before

@@ -6,6 +6,7 @@ import time
 import pytest
 from block_factory import BOOT, SPEC, World, payload
 
+from quarl_device.link import Message
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.wire.messages import Ack, DeviceState, Telemetry
 from quarl_device.wire.topics import Topics
@@ -183,3 +184,35 @@ def test_w4_a_topic_of_a_name_that_no_device_has_is_one_counted_line(setting, ca
     device.publish(topic, b"x")
     assert receiver.actors == {}
     assert [record.exc_info for record in caplog.records] == [None]
+
+
+def test_one_ack_answers_all_blocks_that_came_together(tmp_path):
+    """A link under load handles many messages before it is idle."""
+    said, idle, handlers = [], [], {}
+
+    class Busy:
+        connected = True
+
+        def subscribe(self, topic, handler, *, qos=1):
+            handlers[topic] = handler
+
+        def on_idle(self, callback):
+            idle.append(callback)
+
+        def publish(self, topic, payload, *, qos=1, retain=False):
+            said.append((topic, Ack.decode(payload)))
+            return True
+
+    ingest = Ingest.open(make_config("X-v0"), SPEC, tmp_path / "journal", epoch=5)
+    Receiver(Busy(), TOPICS, ingest).listen()
+    worlds = {"pi": World(1), "robot": World(1)}
+    for sequence in range(3):
+        for device, world in worlds.items():
+            block = payload(world.block(4, sequence))
+            handlers[TOPICS.any_xp](Message(topic=TOPICS.xp(device), payload=block, retain=False))
+    assert said == []
+    [callback] = idle
+    callback()
+    callback()
+    assert [(topic, ack.inserted) for topic, ack in said] == [(TOPICS.ack("pi"), 2), (TOPICS.ack("robot"), 2)]
+    ingest.close()

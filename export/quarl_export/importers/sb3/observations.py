@@ -231,8 +231,8 @@ def lost_to_float32(seen: tuple[Seen, ...], constants: Normalizer) -> tuple[str,
             warnings.append(
                 f"observation {key!r}[{worst}] is {dtype.name} around {constants.offset[key][worst]:.6g}, where "
                 f"float32 has steps of {steps[worst]:.3g}: {shares[worst]:.2g} of its standard deviations. The file "
-                "sees it no finer, and may act otherwise than the agent: let the environment take off a constant, and train "
-                "again"
+                "sees it no finer, and may act otherwise than the agent: let the environment take off a constant, and "
+                "train again"
             )
     return tuple(warnings)
 
