@@ -59,6 +59,11 @@ class SoakConfig:
         """Names of the actors."""
         return tuple(f"soak-{index}" for index in range(self.actors))
 
+    @property
+    def recovery_s(self) -> float:
+        """How long it may take until all are back."""
+        return _START_S if self.trains else _RECOVERY_S
+
 
 @dataclass(frozen=True, kw_only=True)
 class SoakReport:
@@ -122,7 +127,7 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         began_s = time.monotonic()
         stage.play(schedule, say)
         seconds = time.monotonic() - began_s
-        recovery_s = stage.wait_for_steps(timeout_s=_START_S if config.trains else _RECOVERY_S)
+        recovery_s = stage.wait_for_steps(timeout_s=config.recovery_s)
         say(f"everything is mended; all act again after {recovery_s:.1f} s; what is left in spools is delivered")
         learner, wrong = stage.finish()
     finally:
@@ -237,7 +242,7 @@ class _Stage:
             pending = self._deliver(name, player)
             if pending:
                 wrong.append(f"{name} could not deliver {pending} blocks")
-        learner = self.learner.end(timeout_s=_END_S)
+        learner = self.learner.end(timeout_s=self._config.recovery_s)
         if refused := learner["refused"]:
             wrong.append(f"the learner refused blocks: {refused}")
         return learner, wrong
@@ -254,7 +259,8 @@ class _Stage:
         pending = 0
         for _ in range(_DELIVERIES):
             self._start_actor(name, "--steps", "1")
-            pending = int(player.end(timeout_s=_END_S, ask=False)["blocks_pending"])
+            # The learner may be just starting: it was killed last.
+            pending = int(player.end(timeout_s=self._config.recovery_s, ask=False)["blocks_pending"])
             if not pending:
                 break
         return pending
