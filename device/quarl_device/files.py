@@ -7,10 +7,10 @@ import os
 import select
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from quarl_device.errors import ModelError, QuarlError
+from quarl_device.errors import ModelError, ModelFileError, QuarlError
 
 _PIPE_TIMEOUT_S = 5.0
 
@@ -65,10 +65,26 @@ def _read_pipe(handle: int, cap_bytes: int) -> bytes:
     return data
 
 
-def write_atomic(path: Path, data: bytes, *, error: type[QuarlError], what: str, mode: int = 0o644) -> None:
+def write_atomic(
+    path: Path,
+    data: bytes,
+    *,
+    error: type[QuarlError],
+    what: str,
+    mode: int = 0o644,
+    check: Callable[[Path], None] | None = None,
+) -> None:
     """Write `data` to `path` whole or not at all: temp file beside it, fsync, rename, directory fsync.
 
     A symbolic link is followed: what it points at is replaced.
+
+    Args:
+        path: where to.
+        data: all of it.
+        error: class of what is raised.
+        what: it is, for messages.
+        mode: of the file.
+        check: is given the temporary file before it takes its place; what it raises leaves `path` as it was.
 
     Raises:
         QuarlError: of class `error`; an existing file at `path` is then untouched.
@@ -83,6 +99,8 @@ def write_atomic(path: Path, data: bytes, *, error: type[QuarlError], what: str,
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if check is not None:
+            check(Path(temporary))
         Path(temporary).replace(path)
         temporary = ""
         sync_directory(path.parent)
@@ -91,6 +109,25 @@ def write_atomic(path: Path, data: bytes, *, error: type[QuarlError], what: str,
     finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
+
+
+def check_target(path: Path) -> None:
+    """Refuse a model file that cannot be written, before the work that makes its content.
+
+    A folder that is missing is refused too: more often it is a typing error than meant.
+
+    Raises:
+        ModelFileError: a directory, no regular file, or a folder that is missing or not writable.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise ModelFileError(f"model cannot be written: {path} is a directory", hint="name a file: model.tflite")
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"model cannot be written: {path} is no regular file", hint="name a file: model.tflite")
+    if not folder.is_dir():
+        raise ModelFileError(f"model cannot be written: there is no directory {folder}", hint=f"mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ModelFileError(f"model cannot be written: no permission to write in {folder.absolute()}")
 
 
 def sync_directory(path: Path) -> None:

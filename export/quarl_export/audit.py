@@ -9,6 +9,7 @@ snapshot as npz, followed by the patched file. An answer is one line of JSON, th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -89,6 +90,8 @@ class AuditChild:
         self._child: subprocess.Popen[bytes] | None = None
         self._worker: threading.Thread | None = None
         self._closed = False
+        # A child is started and ended under it, so none is started once `close` has ended what there was.
+        self._starting = threading.Lock()
 
     def submit(self, version: int, snapshot: PolicySnapshot, patched: bytes) -> bool:
         """Hand over one push without waiting; false if the child is still busy with earlier ones or closed."""
@@ -105,25 +108,25 @@ class AuditChild:
 
     def poll(self) -> list[AuditResult]:
         """Return the results that have arrived since the last call."""
-        results = []
-        while not self._results.empty():
-            results.append(self._results.get_nowait())
-        return results
+        return _drained(self._results)
 
     def close(self, *, timeout_s: float = 2.0) -> None:
         """End the child; one still converting is killed after `timeout_s`."""
         self._closed = True
-        while not self._jobs.empty():
-            self._jobs.get_nowait()
+        # The worker takes jobs meanwhile, so a queue that was not empty may be by the time it is asked.
+        _drained(self._jobs)
         # Only this thread puts jobs, and none after `_closed`: there is room.
         self._jobs.put_nowait(None)
-        if self._worker is not None:
-            self._worker.join(timeout_s)
-        if self._child is not None and self._child.poll() is None:
-            self._child.kill()
-            self._child.wait(timeout_s)
-        if self._worker is not None:
-            self._worker.join(timeout_s)
+        if self._worker is None:
+            return
+        self._worker.join(timeout_s)
+        with self._starting:
+            # The worker forgets its child when it is done with it: it is read once, and ended as read.
+            child = self._child
+            if child is not None and child.poll() is None:
+                child.kill()
+                child.wait(timeout_s)
+        self._worker.join(timeout_s)
 
     def _work(self) -> None:
         """Send jobs and read answers one by one, on a thread of its own: both block."""
@@ -142,22 +145,29 @@ class AuditChild:
         self._stop_child(kill=False)
 
     def _ask(self, frame: bytes) -> AuditResult:
-        if self._child is None:
-            self._child = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-        if self._child.stdin is None or self._child.stdout is None:
+        child = self._started_child()
+        if child.stdin is None or child.stdout is None:
             raise OSError("no pipes")
         # A pipe has no deadline of its own; the end of a killed child does end the read.
-        watchdog = threading.Timer(self._answer_timeout_s, self._child.kill)
+        watchdog = threading.Timer(self._answer_timeout_s, child.kill)
         watchdog.daemon = True
         watchdog.start()
         try:
-            self._child.stdin.write(frame)
-            self._child.stdin.flush()
-            return AuditResult(**json.loads(self._child.stdout.readline()))
+            child.stdin.write(frame)
+            child.stdin.flush()
+            return AuditResult(**json.loads(child.stdout.readline()))
         finally:
             watchdog.cancel()
+
+    def _started_child(self) -> subprocess.Popen[bytes]:
+        with self._starting:
+            if self._closed:
+                raise OSError("closed")
+            if self._child is None:
+                self._child = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+            return self._child
 
     def _stop_child(self, *, kill: bool) -> None:
         child, self._child = self._child, None
@@ -176,6 +186,15 @@ class AuditChild:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait(5.0)
+
+
+def _drained(waiting: queue.Queue[Any]) -> list[Any]:
+    """Return what `waiting` holds at the moment; asking first whether it is empty would promise nothing."""
+    found = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            found.append(waiting.get_nowait())
+    return found
 
 
 def encode_job(version: int, spec: NetworkSpec, snapshot: PolicySnapshot, patched: bytes) -> bytes:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import quarl_export
 from quarl_device.errors import ModelFileError, SelfTestError
-from quarl_device.files import write_atomic
+from quarl_device.files import check_target, write_atomic
 from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
 from quarl_export.calibration import CalibrationData
 from quarl_export.checkpoint import PolicyCheckpoint, load_policy
@@ -105,15 +105,14 @@ def export_policy(
         CheckFailed: a check did not pass.
         SelfTestError: the file does not compute what the network computes.
     """
-    _check_target(model)
+    check_target(model)
     policy = load_policy(checkpoint)
     policy.snapshot.check_finite()
     options = options or ExportOptions()
     source = import_checkpoint(policy)
-    trained = trained_scheme(policy.spec.quantization)
-    if options.scheme not in (SchemeOptions(), trained) or options.recalibrate or options.center_q:
+    if not keeps_training(policy.spec.quantization, options):
         return export_imported(source, model, options=options, data=data, play=play)
-    options = dataclasses.replace(options, scheme=trained)
+    options = dataclasses.replace(options, scheme=trained_scheme(policy.spec.quantization))
     file = read_policy(int8_bytes(policy))
     errors = _parity(policy, file)
     # Ranges that training has not set yet are the checks' to refuse.
@@ -145,15 +144,18 @@ def export_imported(
         ConversionError, PatchError, NonFiniteError, UsageError: the policy cannot be made into a right file.
         CheckFailed: a check did not pass.
     """
-    _check_target(model)
+    check_target(model)
     return _write(build_file(source, options, data=data, play=play), model)
 
 
 def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = None) -> ExportReport:
-    write_atomic(model, built.file.data, error=ModelFileError, what="model")
-    written = read_policy_path(model)
-    if written.data != built.file.data:
-        raise ModelFileError(f"model reads back differently than it was written: {model}")
+    written = built.file
+
+    def check(temporary: Path) -> None:
+        if read_policy_path(temporary).data != written.data:
+            raise ModelFileError(f"model reads back differently than it was written: {model}")
+
+    write_atomic(model, written.data, error=ModelFileError, what="model", check=check)
     runtime = default_runtime()
     golden, judged = errors or (built.golden_lsb, built.judged_lsb)
     return ExportReport(
@@ -172,6 +174,12 @@ def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = No
         warnings=tuple(map(str, built.subject.source.provenance.get("warnings", ()))),
         built=built,
     )
+
+
+def keeps_training(quantization: QuantizationSpec, options: ExportOptions) -> bool:
+    """Whether `options` mean the file that a run's own pushes made, with the ranges of its training."""
+    as_trained = options.scheme in (SchemeOptions(), trained_scheme(quantization))
+    return as_trained and not options.recalibrate and not options.center_q
 
 
 def trained_scheme(quantization: QuantizationSpec) -> SchemeOptions:
@@ -263,19 +271,6 @@ def _parity(policy: PolicyCheckpoint, file: PolicyFile) -> tuple[int, int]:
     return int(errors[: len(golden)].max()), int(errors[len(golden) :].max())
 
 
-def _check_target(model: Path) -> None:
-    """Refuse a path that can never be written before seconds of conversion, not after."""
-    if model.is_dir():
-        raise ModelFileError(
-            f"model cannot be written: {model} is a directory", hint="give a file such as model.tflite"
-        )
-    parent = model.parent
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    if not parent.is_dir():
-        raise ModelFileError(f"model cannot be written: {parent} is not a directory")
-
-
 __all__ = [
     "ExportReport",
     "export_imported",
@@ -283,5 +278,6 @@ __all__ = [
     "float_policy",
     "float_twin",
     "int8_bytes",
+    "keeps_training",
     "trained_scheme",
 ]

@@ -42,14 +42,14 @@ class ExportOptions:
 
     Attributes:
         scheme: what the file is like.
-        rule: how ranges follow from observations.
+        rule: how ranges follow from observations; `None`: by their extremes. One is refused where it would not be used.
         recalibrate: find ranges from observations although training has found some.
         force: write a file whose checks fail; its provenance then names them.
         center_q: take the mean over actions out of Q values: see `centering`.
     """
 
     scheme: SchemeOptions = field(default_factory=SchemeOptions)
-    rule: RangeRule = field(default_factory=RangeRule)
+    rule: RangeRule | None = None
     recalibrate: bool = False
     force: bool = False
     center_q: bool = False
@@ -229,35 +229,65 @@ def prepare(source: ImportedPolicy, options: ExportOptions, data: CalibrationDat
     """Find what the conversion needs beside the weights.
 
     Raises:
-        UsageError: observations are needed, and there are none.
+        UsageError: observations are needed, and there are none; or a rule for ranges is given that nothing follows.
         NonFiniteError: a site's values are NaN or Inf.
     """
     scheme = options.scheme
     calibrate, held_out = (None, None) if data is None else data.split()
+    _check_rule(source, options)
     if scheme.scheme not in ("int8", "int16x8"):
         return Prepared(policy=source, ranges=None, samples=None, held_out=data, found_by={})
-    needed = source.graph.range_sites(keep_float=scheme.keep_float)
-    if scheme.scheme == "int8" and not options.recalibrate and set(needed) <= set(source.ranges):
-        trained = {site: source.ranges[site] for site in needed}
+    if _has_ranges(source, options):
+        trained = {site: source.ranges[site] for site in source.graph.range_sites(keep_float=scheme.keep_float)}
         return Prepared(policy=source, ranges=trained, samples=None, held_out=data, found_by={"by": "training"})
     if calibrate is None:
         raise UsageError(
             f"scheme {scheme.scheme} needs observations to find ranges with",
             hint="give --calibrate FILE.npz, --calibrate RUN, or --calibrate env --env ID",
         )
-    policy = with_input_normalizer(source, calibrate, options.rule)
-    found_by = {"by": options.rule.kind, "observations": calibrate.source, "rows": calibrate.count}
-    if options.rule.kind == "percentile":
-        found_by["percentile"] = options.rule.percentile
+    rule = options.rule or RangeRule()
+    policy = with_input_normalizer(source, calibrate, rule)
+    found_by = {"by": rule.kind, "observations": calibrate.source, "rows": calibrate.count}
+    if rule.kind == "percentile":
+        found_by["percentile"] = rule.percentile
     ranges, samples = None, None
     if scheme.scheme == "int16x8":
-        samples = calibrate.thinned(MAX_SAMPLES).rows
+        thin = calibrate.thinned(MAX_SAMPLES)
+        samples, found_by = thin.rows, {**found_by, "by": "converter", "rows": thin.count}
     else:
-        ranges = find_ranges(policy, calibrate, options.rule, keep_float=scheme.keep_float)
+        ranges = find_ranges(policy, calibrate, rule, keep_float=scheme.keep_float)
     visited = visited_shares(source.contract.observations, calibrate)
     return Prepared(
         policy=policy, ranges=ranges, samples=samples, held_out=held_out, found_by=found_by, visited=visited
     )
+
+
+def _has_ranges(source: ImportedPolicy, options: ExportOptions) -> bool:
+    """Whether the ranges of training serve, so that none are found from observations."""
+    if options.scheme.scheme != "int8" or options.recalibrate:
+        return False
+    return set(source.graph.range_sites(keep_float=options.scheme.keep_float)) <= set(source.ranges)
+
+
+def _check_rule(source: ImportedPolicy, options: ExportOptions) -> None:
+    if options.rule is None:
+        return
+    scheme, kind = options.scheme.scheme, options.rule.kind
+    if scheme not in ("int8", "int16x8"):
+        raise UsageError(
+            f"--range {kind} means nothing with scheme {scheme}: it has no integer activations",
+            hint="leave it out, or use --scheme int8",
+        )
+    if scheme == "int16x8" and kind != "minmax":
+        raise UsageError(
+            f"--range {kind} means nothing with scheme int16x8: TensorFlow's converter finds its ranges, by extremes",
+            hint="leave it out, or use --scheme int8",
+        )
+    if _has_ranges(source, options):
+        raise UsageError(
+            f"--range {kind} means nothing where the ranges of training are kept",
+            hint="leave it out, or find them anew: --calibrate env, --calibrate RUN or --calibrate FILE.npz",
+        )
 
 
 def _provenance(source: ImportedPolicy, options: ExportOptions, ready: Prepared) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from quarl_export.snapshot import PolicySnapshot
 Float32 = NDArray[np.float32]
 
 MAX_BITS_LOST = 3.0
+# Ranges are float32, in which the narrowest one is a little wider than it is in Python.
+_STILL = MIN_ACTIVATION_RANGE * (1 + 1e-6)
 MAX_CLIPPED_SHARE = 0.25
 
 
@@ -57,14 +59,12 @@ def range_health(snapshot: PolicySnapshot, observations: Float32) -> RangeHealth
         if snapshot.range_updates[site] == 0:
             faults.append(f"the range of {name} was never set")
             continue
-        if high - low <= MIN_ACTIVATION_RANGE:
-            # Whatever does not move has no range to fit.
-            continue
         # Half a step outside still rounds to the last one.
         slack = (high - low) / 510.0
         share = float(((values < low - slack) | (values > high + slack)).mean())
-        # A layer that died uses nothing; that is for other measures to find.
-        bits = bits_lost(low, high, values) if values.any() else 0.0
+        # What does not move has the narrowest range there is, so no bits to lose; a layer that died uses nothing, which
+        # is for other measures to find.
+        bits = bits_lost(low, high, values) if high - low > _STILL and values.any() else 0.0
         lost, clipped = max(lost, bits), max(clipped, share)
         if share > MAX_CLIPPED_SHARE:
             faults.append(f"the range of {name} clips {share:.0%} of its values")

@@ -1,19 +1,20 @@
 """From observations to an int8 range for every site of a graph, by the numpy reference.
 
 The result does not depend on the order of the rows, nor on how they were batched when they were recorded: rows are
-sorted and run in chunks of one size, extremes are true extremes, and percentiles come from counts.
+sorted by their content and run in chunks of one size, extremes are true extremes, and percentiles are values that were
+seen, found by counting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import NonFiniteError
 from quarl_export.calibration.data import CalibrationData
+from quarl_export.calibration.digests import row_digests
 from quarl_export.calibration.rules import RangeRule
 from quarl_export.ir import ImportedPolicy
 from quarl_export.ir.reference import normalize, run_graph
@@ -21,7 +22,8 @@ from quarl_export.ir.reference import normalize, run_graph
 Float32 = NDArray[np.float32]
 Range = tuple[float, float]
 _CHUNK = 64
-_BINS = 16_384
+_GROUPS = 1 << 16
+_SIGN = np.uint32(1 << 31)
 # Below this a site is constant for all that int8 can tell; without a floor scales underflow and biases overflow.
 MIN_WIDTH = 1e-3
 # Beyond these the activation that follows does not move by half an int8 step any more; a gaussian head's tanh, which
@@ -56,7 +58,7 @@ def find_ranges(
     extremes = _extremes(policy, data, sites)
     ranges = extremes
     if rule.kind == "percentile":
-        ranges = _percentiles(policy, data, extremes, rule)
+        ranges = _percentiles(policy, data, sites, rule)
     if rule.kind == "bounds":
         ranges = {**ranges, **_input_bounds(policy)}
     outputs = set(policy.graph.outputs.values())
@@ -81,22 +83,14 @@ def saturation_limits(policy: ImportedPolicy) -> dict[str, float]:
     return limits
 
 
-def sorted_rows(data: CalibrationData) -> dict[str, NDArray[Any]]:
-    """Return the rows of `data` in an order that depends on their content alone."""
-    flat = [np.ascontiguousarray(array).reshape(data.count, -1) for array in data.rows.values()]
-    joined = np.concatenate([array.view(np.uint8).reshape(data.count, -1) for array in flat], axis=1)
-    order = sorted(range(data.count), key=lambda row: joined[row].tobytes())
-    return {key: array[order] for key, array in data.rows.items()}
-
-
 def chunks(policy: ImportedPolicy, data: CalibrationData) -> Iterator[dict[str, Float32]]:
-    """Yield every tensor of the graph by name for chunks of the sorted rows.
+    """Yield every tensor of the graph by name for chunks of the rows, in an order that their content alone decides.
 
     The last chunk is filled up with its own last row: a matrix product of fewer rows may be summed in another order.
     """
-    rows = sorted_rows(data)
+    order = np.argsort(row_digests(data.rows), kind="stable")
     for start in range(0, data.count, _CHUNK):
-        part = {key: array[start : start + _CHUNK] for key, array in rows.items()}
+        part = {key: array[order[start : start + _CHUNK]] for key, array in data.rows.items()}
         missing = _CHUNK - len(next(iter(part.values())))
         if missing:
             part = {key: np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for key, array in part.items()}
@@ -116,27 +110,51 @@ def _extremes(policy: ImportedPolicy, data: CalibrationData, sites: tuple[str, .
 
 
 def _percentiles(
-    policy: ImportedPolicy, data: CalibrationData, extremes: Mapping[str, Range], rule: RangeRule
+    policy: ImportedPolicy, data: CalibrationData, sites: tuple[str, ...], rule: RangeRule
 ) -> dict[str, Range]:
-    """Return the percentiles of each site from a histogram between its extremes, far finer than an int8 step."""
-    counts = {site: np.zeros(_BINS, np.int64) for site in extremes}
+    """Return the percentiles of each site: values that it had, however far away the others are.
+
+    float32 values are ordered as their bits are (see `_ordered`). One pass counts the upper 16 of them, which says in
+    which of 65,536 groups the wanted values lie; a second counts the lower 16 within those groups.
+    """
+    upper = {site: np.zeros(_GROUPS, np.int64) for site in sites}
     for tensors in chunks(policy, data):
-        for site, (low, high) in extremes.items():
-            if high > low:
-                counts[site] += np.histogram(tensors[site], bins=_BINS, range=(low, high))[0]
-    return {site: _from_counts(counts[site], extremes[site], rule.percentile / 100.0) for site in extremes}
+        for site in sites:
+            upper[site] += np.bincount(_ordered(tensors[site]) >> 16, minlength=_GROUPS)
+    # By site and end: the group, and which of its values in order.
+    wanted: dict[tuple[str, bool], tuple[int, int]] = {}
+    for site, counts in upper.items():
+        total = int(counts.sum())
+        outside = rule.outside(total)
+        for is_high, rank in ((False, outside), (True, total - 1 - outside)):
+            wanted[site, is_high] = _place(counts, rank)
+    lower = {end: np.zeros(_GROUPS, np.int64) for end in wanted}
+    for tensors in chunks(policy, data):
+        keys = {site: _ordered(tensors[site]) for site in sites}
+        for (site, is_high), (group, _) in wanted.items():
+            among = keys[site][keys[site] >> 16 == group]
+            lower[site, is_high] += np.bincount(among & (_GROUPS - 1), minlength=_GROUPS)
+    found = {end: _value(group << 16 | _place(lower[end], rank)[0]) for end, (group, rank) in wanted.items()}
+    return {site: (found[site, False], found[site, True]) for site in sites}
 
 
-def _from_counts(counts: NDArray[np.int64], extremes: Range, upper: float) -> Range:
-    low, high = extremes
-    total = int(counts.sum())
-    if not total:
-        return extremes
-    step = (high - low) / _BINS
+def _place(counts: NDArray[np.int64], rank: int) -> tuple[int, int]:
+    """Return the group that holds the value of `rank`, counted from 0 upwards, and its rank within the group."""
     below = np.cumsum(counts)
-    first = int(np.searchsorted(below, (1.0 - upper) * total, side="right"))
-    last = int(np.searchsorted(below, upper * total, side="left"))
-    return low + first * step, low + (last + 1) * step
+    group = int(np.searchsorted(below, rank, side="right"))
+    return group, rank - int(below[group] - counts[group])
+
+
+def _ordered(values: Float32) -> NDArray[np.uint32]:
+    """Return ``[elements]`` integers in the order of finite float32 `values`: sign and magnitude made one count."""
+    bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
+    return np.where(bits & _SIGN, ~bits, bits | _SIGN)
+
+
+def _value(key: int) -> float:
+    """Return the float32 value of an `_ordered` integer."""
+    bits = key ^ int(_SIGN) if key & int(_SIGN) else ~key & 0xFFFFFFFF
+    return float(np.uint32(bits).view(np.float32))
 
 
 def _input_bounds(policy: ImportedPolicy) -> dict[str, Range]:

@@ -7,12 +7,15 @@ is made, by patching and converting other invented values.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from quarl_device.contract import PolicyContract
 from quarl_device.errors import ConversionError, PatchError, UsageError
 from quarl_device.policy_file import METADATA_NAME, encode_metadata
 from quarl_export.compare import difference
@@ -22,12 +25,33 @@ from quarl_export.ir import ImportedPolicy, PolicyGraph
 from quarl_export.kernels import is_convertible
 from quarl_export.metadata import complete_policy
 from quarl_export.patch.builder import build_writer
-from quarl_export.patch.values import NormalizerArrays, PolicyValues, normalizer_arrays, untied
+from quarl_export.patch.values import NormalizerArrays, PolicyValues, is_tied, normalizer_arrays, untied
 from quarl_export.patch.writer import Writer
 from quarl_export.quantized import convert_planned
 from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
 
 Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What `Template.audit` has compared, and found.
+
+    Attributes:
+        compared: "these values": their patch with their conversion; "untied values": the converter treats layers of
+            equal values otherwise than others, so values were compared that differ from these by little more than a
+            rounding (`quarl_export.patch.values.untied`); "nothing": the template converts every time, and a
+            conversion is no evidence for itself.
+        difference: the first one, "" where there is none.
+    """
+
+    compared: Literal["these values", "untied values", "nothing"]
+    difference: str = ""
+
+    @property
+    def identical(self) -> bool:
+        """Whether something was compared, and is the same."""
+        return self.compared != "nothing" and not self.difference
 
 
 class Template:
@@ -41,13 +65,20 @@ class Template:
     """
 
     def __init__(
-        self, plan: RangePlan, normalizer: NormalizerArrays, *, writer: Writer | None = None, reason: str = ""
+        self,
+        plan: RangePlan,
+        normalizer: NormalizerArrays,
+        contract: PolicyContract,
+        *,
+        writer: Writer | None = None,
+        reason: str = "",
     ) -> None:
         self.graph = plan.graph
         self.options = plan.options
         self.reason = reason
         self._plan = plan
         self._normalizer = dict(normalizer)
+        self._contract = contract
         self._writer = writer
         self._metadata: dict[str, bytes] = {}
 
@@ -72,14 +103,15 @@ class Template:
         options = options or QuantizationOptions()
         normalizer = policy.contract.normalizer
         plan = plan_ranges(policy.graph, options, normalizer=normalizer)
-        arrays = normalizer_arrays(normalizer, plan) if options.io == "float32" else {}
+        arrays = _arrays_in_file(policy, plan)
+        contract = complete_policy(policy, scheme="int8", io=options.io)
         try:
             writer = build_writer(plan, {key: scale.shape for key, (_, scale) in arrays.items()}, verify=verify)
         except PatchError as error:
             if not is_convertible(plan):
                 raise
-            return cls(plan, arrays, reason=str(error))
-        return cls(plan, arrays, writer=writer)
+            return cls(plan, arrays, contract, reason=str(error))
+        return cls(plan, arrays, contract, writer=writer)
 
     @property
     def patched(self) -> bool:
@@ -98,7 +130,8 @@ class Template:
         Args:
             weights: float32, every array of the graph by name.
             ranges: (low, high) per site, at least of `sites`.
-            normalizer: per key offset and scale, float32 of the input's shape or ``[1]``; default: the model's.
+            normalizer: per key offset and scale, float32 of the input's shape or ``[1]``; default: the model's. A file
+                with integer ends has none.
 
         Raises:
             PatchError: the values are of another network, or beyond what int8 can hold.
@@ -118,13 +151,43 @@ class Template:
             ranges: default: those that it brings.
 
         Raises:
-            PatchError, UsageError, NonFiniteError: as `patch`; a graph that differs in any layer is another network.
+            PatchError, UsageError, NonFiniteError: as `patch`; a graph that differs in any layer is another network,
+                and what the file cannot say of the policy is refused: another clip of its normaliser, constants that
+                the device would have to know, anything that the contract in the file says otherwise.
         """
+        self._check_said(complete_policy(policy, scheme="int8", io=self.options.io))
+        return self._file_of(policy, ranges)
+
+    def _file_of(self, policy: ImportedPolicy, ranges: Mapping[str, Range] | None) -> bytes:
+        """Return the file of `policy`, whatever contract it will stand beside."""
         found = graph_difference(self.graph, policy.graph)
         if found:
             raise PatchError(f"the template is of another network: {found}", hint="make a template of this model")
-        arrays = normalizer_arrays(policy.contract.normalizer, self._plan) if self.options.io == "float32" else {}
+        clip = plan_ranges(self.graph, self.options, normalizer=policy.contract.normalizer).clip
+        if clip != self._plan.clip:
+            raise PatchError(
+                f"the template clips what it normalised to ±{self._plan.clip:g}, the policy to ±{clip:g} (0: never)",
+                hint="make a template of this model",
+            )
+        arrays = _arrays_in_file(policy, self._plan)
         return self.patch(policy.weights, policy.ranges if ranges is None else ranges, normalizer=arrays)
+
+    def _check_said(self, contract: PolicyContract) -> None:
+        """Refuse a policy of which a file says something else, or leaves to the device what the device does not know.
+
+        A file without a contract says nothing but where it is normalised; with integer ends the device has to do it,
+        and by the constants of the model that the template was made of.
+        """
+        parts = (
+            [part.name for part in dataclasses.fields(contract)] if METADATA_NAME in self._metadata else ["normalizer"]
+        )
+        for name in parts:
+            ours, theirs = getattr(self._contract, name), getattr(contract, name)
+            if ours != theirs:
+                raise PatchError(
+                    f"the template's files go with {name} {str(ours)[:200]}, the policy has {str(theirs)[:200]}",
+                    hint="with_contract(policy, ...) gives a template whose files say what this policy is",
+                )
 
     def audit(
         self,
@@ -132,11 +195,8 @@ class Template:
         ranges: Mapping[str, Range],
         *,
         normalizer: NormalizerArrays | None = None,
-    ) -> str:
-        """Patch and convert these values; return the first difference, "" where there is none.
-
-        Where two layers have the same kernel both are done with kernels that differ a little (see
-        `quarl_export.patch.values.untied`).
+    ) -> Audit:
+        """Patch and convert these values; return what was compared, and the first difference.
 
         Raises:
             ConversionError: TensorFlow could not convert them, or has no grid of so few bits per channel.
@@ -144,14 +204,20 @@ class Template:
         """
         if not is_convertible(self._plan):
             raise ConversionError("the converter has no grid of fewer than 8 bits per channel to compare with")
-        values = untied(self._values(weights, ranges, normalizer), self._plan)
-        patched = self.patch(values.weights, values.ranges, normalizer=normalizer)
-        return difference(patched, convert_planned(self._plan, values))
+        values = self._values(weights, ranges, normalizer)
+        if self._writer is None:
+            return Audit(compared="nothing")
+        tied = is_tied(values, self._plan)
+        values = untied(values, self._plan) if tied else values
+        return Audit(
+            compared="untied values" if tied else "these values",
+            difference=difference(self._writer.write(values), convert_planned(self._plan, values)),
+        )
 
     def with_metadata(self, entries: Mapping[str, bytes]) -> Template:
         """Return a template whose files carry these metadata entries."""
         writer = None if self._writer is None else self._writer.with_metadata(entries)
-        copy = Template(self._plan, self._normalizer, writer=writer, reason=self.reason)
+        copy = Template(self._plan, self._normalizer, self._contract, writer=writer, reason=self.reason)
         copy._metadata = {**self._metadata, **entries}
         return copy
 
@@ -175,12 +241,14 @@ class Template:
             provenance: JSON values for the metadata; default: the policy's.
 
         Raises:
-            PatchError, UsageError, NonFiniteError: as `patch_policy`.
+            PatchError, UsageError, NonFiniteError: as `patch_policy`; the contract may be another than before.
         """
         contract = complete_policy(policy, scheme="int8", io=self.options.io)
-        golden = run_goldens(self.patch_policy(policy, ranges), contract, golden_observations)
+        golden = run_goldens(self._file_of(policy, ranges), contract, golden_observations)
         content = encode_metadata(contract, golden, policy.provenance if provenance is None else provenance)
-        return self.with_metadata({METADATA_NAME: content})
+        copy = self.with_metadata({METADATA_NAME: content})
+        copy._contract = contract
+        return copy
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -195,7 +263,7 @@ class Template:
     def _values(
         self, weights: Mapping[str, Float32], ranges: Mapping[str, Range], normalizer: NormalizerArrays | None
     ) -> PolicyValues:
-        if normalizer is not None and self.options.io != "float32":
+        if normalizer and self.options.io != "float32":
             raise UsageError(f"a file with {self.options.io} ends has no normaliser: it is the device's work")
         return PolicyValues(
             weights=weights, ranges=ranges, normalizer=self._normalizer if normalizer is None else normalizer
@@ -203,6 +271,11 @@ class Template:
 
     def _with_metadata(self, model: bytes) -> bytes:
         return repack(model, metadata=self._metadata) if self._metadata else model
+
+
+def _arrays_in_file(policy: ImportedPolicy, plan: RangePlan) -> NormalizerArrays:
+    """Return the constants of the normaliser that a file of `plan` has: with integer ends it is the device's work."""
+    return normalizer_arrays(policy.contract.normalizer, plan) if plan.options.io == "float32" else {}
 
 
 def graph_difference(one: PolicyGraph, other: PolicyGraph) -> str:

@@ -16,6 +16,7 @@ from quarl_edge.progress import EpisodeProgress
 
 if TYPE_CHECKING:
     from quarl_edge.stream_bench.measure import StreamSpeed
+    from quarl_edge.stream_bench.workload import Workload
 
 SWEEP_ACTORS = (1, 2, 4, 8, 16)
 SWEEP_OBSERVATIONS = ("CartPole", "64:float32", "84x84:uint8", "84x84x4:uint8")
@@ -36,6 +37,9 @@ def stream(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="1 to 16 actors, then observations of growing size; one line each.")
     ] = False,
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Only the CPU time per block of each stage, in one process.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
@@ -49,6 +53,7 @@ def stream(
       quarl-edge bench stream --actors 4 --envs 16 --seconds 30 --format json
       quarl-edge bench stream --observation 84x84x4:uint8
       quarl-edge bench stream --seconds 600     (memory of both ends, before and after)
+      quarl-edge bench stream --stages --observation 84x84x4:uint8
       quarl-edge bench stream --sweep --out docs/results/stream.json
     """
     from quarl_edge.stream_bench.measure import stream_speed
@@ -62,6 +67,9 @@ def stream(
         load.block_transitions  # noqa: B018  an observation that does not fit is told before anything starts
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"--out: there is no directory {out.parent}", hint=f"mkdir -p {out.parent}")
+    if stages:
+        _tell_stages(loads[0][1], out, output)
+        return
     speeds: list[StreamSpeed] = []
     with EpisodeProgress(len(loads) * _SHARES, what="hundredths") as bar:
         for number, (count, load) in enumerate(loads):
@@ -85,6 +93,27 @@ def stream(
     if out is not None:
         _write(out, told)
     _check(speeds)
+
+
+def _tell_stages(load: Workload, out: Path | None, output: Format) -> None:
+    from quarl_edge.stream_bench.stages import stage_costs
+
+    costs = stage_costs(load)
+    told = {
+        "machine": describe_machine(),
+        "observation": load.observation,
+        "envs": load.envs,
+        "block_transitions": load.block_transitions,
+        "cpu_us_per_block": costs,
+    }
+    if output is Format.JSON:
+        write_json(told)
+    else:
+        write_line(f"{load.observation}, {load.block_transitions} a block, {told['machine']}")
+        for name, cost_us in costs.items():
+            write_line(f"{name:10}{cost_us:10.1f} µs a block")
+    if out is not None:
+        _write(out, told)
 
 
 def _plan(sweep: bool, *, actors: int, observation: str) -> list[tuple[int, str]]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quarl_device.errors import LearnerError, RunNotFound, UsageError
+import typer
+
+from quarl_device.errors import LearnerError, QuarlError, RunNotFound, UsageError
+from quarl_device.files import check_target
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import export_options as given
@@ -18,20 +22,22 @@ from quarl_edge.cli.calibration import PLAY, environment, journal_observations, 
 from quarl_edge.cli.export_options import Io, RangeKind, Runtime, Scheme
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
-from quarl_edge.cli.output import Format, check_target, hint_where_none, write_json, write_table
+from quarl_edge.cli.output import Format, error_json, hint_where_none, write_error, write_json, write_table
 from quarl_edge.cli.source_options import SourceWishes, Squash
 from quarl_edge.extras import require_learner
 from quarl_edge.progress import Progress, Silent, make_progress
 from quarl_edge.runs import DEFAULT_ROOT, latest_policy
 
 if TYPE_CHECKING:
-    from quarl_export.calibration import CalibrationData
+    from quarl_export.calibration import CalibrationData, RangeRule
     from quarl_export.checks.returns import Play
     from quarl_export.export import ExportReport
     from quarl_export.ir import ImportedPolicy
     from quarl_export.networks import HeadOutput as HeadOutputType
     from quarl_export.pipeline import ExportOptions
     from quarl_export.schemes import SchemeOptions
+
+_STEPS = 4_096
 
 
 def export(
@@ -46,10 +52,10 @@ def export(
     runtime: given.RuntimeOption = Runtime.LITERT,
     env: said.Environment = "",
     calibrate: given.Calibrate = "",
-    range_rule: given.RangeOption = RangeKind.MINMAX,
-    percentile: given.Percentile = 99.9,
-    steps: given.Steps = 4_096,
-    seed: given.Seed = 0,
+    range_rule: given.RangeOption = None,
+    percentile: given.Percentile = None,
+    steps: given.Steps = None,
+    seed: given.Seed = None,
     episodes: given.Episodes = 50,
     keep_float: given.KeepFloat = None,
     vecnormalize: said.VecNormalize = None,
@@ -95,6 +101,10 @@ def export(
     checkpoint = _checkpoint(source, runs)
     if vecnormalize is not None and (checkpoint is not None or not zipfile.is_zipfile(source or "")):
         raise UsageError("--vecnormalize is for a Stable-Baselines3 zip; this source has its own normaliser")
+    if percentile is not None and range_rule is not RangeKind.PERCENTILE:
+        raise UsageError(
+            "--percentile is of --range percentile", hint=f"--range percentile --percentile {percentile:g}"
+        )
     require_learner("export")
     place = checkpoint or source or Path()
     # Elsewhere than on a terminal the answer is enough.
@@ -114,15 +124,49 @@ def export(
         )  # fmt: skip
         with hint_where_none(hint, LearnerError):
             policy = _read(place, wishes)
-            data = _observations(policy, checkpoint, calibrate, env=env, steps=steps, seed=seed, progress=progress)
+            named = calibrate or (PLAY if checkpoint is None and policy.contract.env_id else "")
+            judge = _play(policy, env, episodes=episodes, seed=seed or 0, progress=progress)
+            is_judged = judge is not None and scheme is not Scheme.FLOAT32 and not _is_own(checkpoint, options)
+            _refuse_idle(named, steps=steps, seed=seed, is_judged=is_judged)
+            data = _observations(
+                policy, checkpoint, named, env=env, steps=steps or _STEPS, seed=seed or 0, progress=progress
+            )
             progress.note(f"converting to {scheme.value} and checking the file")
-            judge = _play(policy, env, episodes=episodes, seed=seed, progress=progress)
             report = _write(policy, checkpoint, model, options=options, data=data, play=judge)
         extras = _extras(report, report_into, edge_tpu=edge_tpu)
     if output is Format.JSON:
         _write_json(report, str(place), extras)
     else:
         _write_text(report, str(place), extras)
+    failed = [extra.error for extra in extras.values() if extra.error is not None]
+    for error in failed:
+        write_error(error, Format.TEXT)
+    if failed:
+        raise typer.Exit(failed[0].code)
+
+
+def _is_own(checkpoint: Path | None, options: ExportOptions) -> bool:
+    """Whether the file is a run's own, which training has judged."""
+    from quarl_export.checkpoint import load_policy
+    from quarl_export.export import keeps_training
+
+    return checkpoint is not None and keeps_training(load_policy(checkpoint).spec.quantization, options)
+
+
+def _refuse_idle(named: str, *, steps: int | None, seed: int | None, is_judged: bool) -> None:
+    """Refuse options of playing where nothing is played."""
+    if named == PLAY:
+        return
+    if steps is not None:
+        raise UsageError(
+            "--steps is of playing for observations, and none are played for",
+            hint="leave it out, or play for them: --calibrate env --env ID",
+        )
+    if seed is not None and not is_judged:
+        raise UsageError(
+            "--seed is of playing, and nothing is played",
+            hint="leave it out, or play: --calibrate env --env ID for observations, --env ID to compare returns",
+        )
 
 
 def _refuse_lost_input(model: Path, inputs: Mapping[str, Path | None]) -> None:
@@ -148,14 +192,13 @@ def _options(
     io: Io,
     runtime: Runtime,
     keep_float: list[str] | None,
-    range_rule: RangeKind,
-    percentile: float,
+    range_rule: RangeKind | None,
+    percentile: float | None,
     recalibrate: bool,
     force: bool,
     center_q: bool,
 ) -> ExportOptions:
     """Return the library's options for the command's."""
-    from quarl_export.calibration import RangeRule
     from quarl_export.pipeline import ExportOptions
     from quarl_export.schemes import SchemeOptions
 
@@ -170,11 +213,19 @@ def _options(
             activation_bits=activation_bits,
             head_output=head_output,
         ),
-        rule=RangeRule(kind=range_rule.value, percentile=percentile),
+        rule=_rule(range_rule, percentile),
         recalibrate=recalibrate,
         force=force,
         center_q=center_q,
     )
+
+
+def _rule(kind: RangeKind | None, percentile: float | None) -> RangeRule | None:
+    from quarl_export.calibration import RangeRule
+
+    if kind is None:
+        return None
+    return RangeRule(kind=kind.value) if percentile is None else RangeRule(kind=kind.value, percentile=percentile)
 
 
 def _trained_scheme(checkpoint: Path | None, scheme: Scheme) -> SchemeOptions:
@@ -197,7 +248,7 @@ def _read(place: Path, wishes: SourceWishes) -> ImportedPolicy:
 def _observations(
     policy: ImportedPolicy,
     checkpoint: Path | None,
-    calibrate: str,
+    named: str,
     *,
     env: str,
     steps: int,
@@ -206,9 +257,8 @@ def _observations(
 ) -> CalibrationData | None:
     """Return what to calibrate with and to judge by.
 
-    Without --calibrate: what the run has recorded, or what playing the policy's environment shows.
+    Without a name: what the run has recorded, `None` where it has not.
     """
-    named = calibrate or (PLAY if checkpoint is None and policy.contract.env_id else "")
     if named:
         progress.note(
             f"playing {steps:,} steps of {env or policy.contract.env_id}" if named == PLAY else f"reading {named}"
@@ -245,22 +295,53 @@ def _write(
     return export_imported(policy, model, options=options, data=data, play=play)
 
 
-def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> dict[str, tuple[Any, str]]:
-    """Return what was asked for beside the file: JSON value and text by name."""
-    extras: dict[str, tuple[Any, str]] = {}
-    if directory is not None and report.built is not None:
-        from quarl_export.export_report import write_export_report
+@dataclass(frozen=True, kw_only=True)
+class _Extra:
+    """What was asked for beside the file.
 
-        page = str(write_export_report(report.built, directory, model=report.model))
-        extras["report"] = page, page
+    Attributes:
+        value: for JSON.
+        text: for people.
+        error: why there is none; the file itself was written before.
+    """
+
+    value: Any = None
+    text: str
+    error: QuarlError | None = None
+
+
+def _extras(report: ExportReport, directory: Path | None, *, edge_tpu: bool) -> dict[str, _Extra]:
+    """Return what was asked for beside the file, by name; one that fails takes neither the file nor the other away."""
+    wanted: dict[str, Callable[[], _Extra]] = {}
+    if directory is not None:
+        wanted["report"] = lambda: _page(report, directory)
     if edge_tpu:
-        verdict = judge(read_policy_path(report.model).graph)
-        compiled = compile_where_possible(report.model)
-        told = "edgetpu_compiler is not on the PATH; the static check says " if compiled is None else ""
-        told += compiled[1] if compiled else "compatible" if verdict.compatible else "not compatible"
-        value = {**verdict.to_json(), "compiler": compiled[0] if compiled else None}
-        extras["edge_tpu"] = value, told
+        wanted["edge_tpu"] = lambda: _edge_tpu(report.model)
+    extras = {}
+    for name, make in wanted.items():
+        try:
+            extras[name] = make()
+        except QuarlError as error:
+            error.message = f"{report.model} is written, but --{name.replace('_', '-')} failed: {error.message}"
+            extras[name] = _Extra(text=f"FAILED: {error.message}", error=error)
     return extras
+
+
+def _page(report: ExportReport, directory: Path) -> _Extra:
+    from quarl_export.export_report import write_export_report
+
+    if report.built is None:
+        return _Extra(text="none")
+    page = str(write_export_report(report.built, directory, model=report.model))
+    return _Extra(value=page, text=page)
+
+
+def _edge_tpu(model: Path) -> _Extra:
+    verdict = judge(read_policy_path(model).graph)
+    compiled = compile_where_possible(model)
+    told = "edgetpu_compiler is not on the PATH; the static check says " if compiled is None else ""
+    told += compiled[1] if compiled else "compatible" if verdict.compatible else "not compatible"
+    return _Extra(value={**verdict.to_json(), "compiler": compiled[0] if compiled else None}, text=told)
 
 
 def _checkpoint(source: Path | None, runs: Path) -> Path | None:
@@ -273,7 +354,8 @@ def _checkpoint(source: Path | None, runs: Path) -> Path | None:
     return latest_policy(source=source, root=runs) if ours else None
 
 
-def _write_json(report: ExportReport, place: str, extras: dict[str, tuple[Any, str]]) -> None:
+def _write_json(report: ExportReport, place: str, extras: dict[str, _Extra]) -> None:
+    failed = [error_json(extra.error) for extra in extras.values() if extra.error is not None]
     write_json(
         {
             "model": str(report.model),
@@ -288,12 +370,13 @@ def _write_json(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
             "checks": [result.to_json() for result in report.checks],
             "forced": list(report.forced),
             "warnings": list(report.warnings),
-            **{name: value for name, (value, _) in extras.items()},
+            **{name: extra.value for name, extra in extras.items()},
+            **({"error": failed[0]} if failed else {}),
         }
     )
 
 
-def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, str]]) -> None:
+def _write_text(report: ExportReport, place: str, extras: dict[str, _Extra]) -> None:
     error = (
         "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
     )
@@ -312,6 +395,6 @@ def _write_text(report: ExportReport, place: str, extras: dict[str, tuple[Any, s
         (f"{result.code} {result.name}", ("" if result.passed else "FAILED: ") + result.message)
         for result in report.checks
     ]
-    rows += [(name.replace("_", " "), text) for name, (_, text) in extras.items()]
+    rows += [(name.replace("_", " "), extra.text) for name, extra in extras.items()]
     next_one = f"quarl-edge evaluate {report.model}" + ("" if report.env else " --env ID")
     write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])

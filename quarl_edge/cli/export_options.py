@@ -80,11 +80,14 @@ RuntimeOption = Annotated[Runtime, typer.Option("--runtime", help="What must loa
 Calibrate = Annotated[
     str, typer.Option(help="Find ranges with an npz of observations, a run's experience, or by playing: env.")
 ]
-RangeOption = Annotated[RangeKind, typer.Option("--range", help="Ranges from data; bounds are the space's own.")]
-Percentile = Annotated[float, typer.Option(help="Of --range percentile.")]
-Steps = Annotated[int, typer.Option(help="Of playing.", min=2, max=100_000)]
+RangeOption = Annotated[
+    RangeKind | None,
+    typer.Option("--range", help="Ranges from data; bounds are the space's own; default: minmax."),
+]
+Percentile = Annotated[float | None, typer.Option(help="Of --range percentile; default: 99.9.")]
+Steps = Annotated[int | None, typer.Option(help="Of playing for observations; default: 4096.", min=2, max=100_000)]
 # Start seeds of the comparison lie beyond those that calibration plays, and gymnasium takes them.
-Seed = Annotated[int, typer.Option(help="Of playing.", min=0, max=2_000_000_000)]
+Seed = Annotated[int | None, typer.Option(help="Of playing; default: 0.", min=0, max=2_000_000_000)]
 Episodes = Annotated[
     int,
     typer.Option(

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from quarl_device.errors import CheckFailed, ModelFileError, QuarlError
+from quarl_device.errors import CheckFailed, QuarlError
 from quarl_device.output import finite
 
 
@@ -53,23 +52,6 @@ def hint_where_none(hint: str, *kinds: type[QuarlError]) -> Iterator[None]:
         raise
 
 
-def check_target(path: Path) -> None:
-    """Refuse a file that cannot be written, before the work that makes its content.
-
-    Raises:
-        ModelFileError: a directory, or one that is missing or not writable around it.
-    """
-    folder = path.parent
-    if path.is_dir():
-        raise ModelFileError(f"model cannot be written: {path} is a directory", hint="name a file: model.tflite")
-    if path.exists() and not path.is_file():
-        raise ModelFileError(f"model cannot be written: {path} is no regular file", hint="name a file: model.tflite")
-    if not folder.is_dir():
-        raise ModelFileError(f"model cannot be written: there is no directory {folder}", hint=f"mkdir -p {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ModelFileError(f"model cannot be written: no permission to write in {folder.absolute()}")
-
-
 def write_json(data: Mapping[str, Any]) -> None:
     """Write `data` as one line on stdout; NaN and Inf, which JSON does not know, become null."""
     sys.stdout.write(json.dumps(finite(data), allow_nan=False) + "\n")
@@ -81,6 +63,11 @@ def write_line(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def error_json(error: QuarlError) -> dict[str, Any]:
+    """Return what JSON output says of an error."""
+    return {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
 def write_error(error: QuarlError, output: Format) -> None:
     """Write an error: one line on stderr, and in JSON mode an object on stdout too."""
     with contextlib.suppress(OSError):
@@ -89,8 +76,7 @@ def write_error(error: QuarlError, output: Format) -> None:
         return
     # Stdout itself may be what failed.
     with contextlib.suppress(OSError):
-        told = {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
-        write_json({"error": told, **({"checks": error.checks} if isinstance(error, CheckFailed) else {})})
+        write_json({"error": error_json(error), **({"checks": error.checks} if isinstance(error, CheckFailed) else {})})
 
 
 def write_table(

@@ -132,7 +132,7 @@ def stream_speed(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quarl-stream-")))
         url = broker or stack.enter_context(Mosquitto()).url
-        ingest = _open(workload, folder)
+        ingest = open_ingest(workload, folder)
         stack.callback(ingest.close)
         receiver = stack.enter_context(_receiving(url, topics, ingest))
         orders = [Order(url=url, fleet=topics.fleet, index=index, workload=workload) for index in range(actors)]
@@ -140,7 +140,7 @@ def stream_speed(
         window = _run(senders, ingest, receiver, seconds=seconds, progress=progress)
         stored = ingest.replay.newest(ingest.replay.capacity)
         ingest.close()
-        rebuilt = _open(workload, folder)
+        rebuilt = open_ingest(workload, folder)
         stack.callback(rebuilt.close)
         rebuilt.rebuild()
         survived = (
@@ -149,7 +149,7 @@ def stream_speed(
     return _speed(workload, window, ingest, survived=survived, broker=broker or "mosquitto")
 
 
-def _open(workload: Workload, folder: Path) -> Witness:
+def open_ingest(workload: Workload, folder: Path) -> Witness:
     """Build the learner's way into replay as `Ingest.open` does, with room for ever: nobody samples here."""
     spec = workload.spec
     [seen] = spec.observations

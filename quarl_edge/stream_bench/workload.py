@@ -101,6 +101,7 @@ class Stream:
         self._numbers = np.arange(rows * envs, dtype=np.int64).reshape(rows, envs)
         self._step = 0  # rows made so far, of each environment
         self._blocks = 0
+        self._phases: dict[int, _Ends] = {}
         self.recorder.restart(self._observations[0][-1])
 
     def fill(self) -> None:
@@ -112,39 +113,50 @@ class Stream:
         recorder.observation[1:] = self._observations[place]
         recorder.action[:] = self._actions[place]
         recorder.reward[:] = (self._numbers + self.transitions) & (NUMBERS - 1)
-        self._end_episodes()
+        ends = self._ends()
+        recorder.terminated[:] = ends.flags
+        recorder.start[1:] = ends.flags
+        recorder.final_index += ends.index
+        # The observation that ended an episode stands in for the one after it.
+        recorder.final_observation += [recorder.observation[place] for place in ends.index]
         recorder.end(rows)
         self._blocks += 1
         self._step += rows
         self.transitions += rows * self._envs
-        self.checksum = checked(self.checksum, self._made())
+        self.checksum = checked(self.checksum, self._made(ends))
 
-    def _end_episodes(self) -> None:
-        """Let every environment's episode end after `EPISODE_STEPS`, not all in one row."""
-        recorder = self.recorder
-        age = (self._step + np.arange(self._rows)[:, None] + np.arange(self._envs) * 37) % EPISODE_STEPS
-        ends = age == EPISODE_STEPS - 1
-        recorder.terminated[:] = ends
-        recorder.start[1:] = ends
-        for row, env in np.argwhere(ends).tolist():
-            recorder.final_index.append((row, env))
-            recorder.final_observation.append(recorder.observation[row, env])
+    def _ends(self) -> _Ends:
+        """Return where episodes end in the next block: after `EPISODE_STEPS`, environments not all in one row."""
+        phase = self._step % EPISODE_STEPS
+        if phase not in self._phases:
+            age = (phase + np.arange(self._rows)[:, None] + np.arange(self._envs) * 37) % EPISODE_STEPS
+            self._phases[phase] = _Ends(age == EPISODE_STEPS - 1)
+        return self._phases[phase]
 
-    def _made(self) -> Transitions:
+    def _made(self, ends: _Ends) -> Transitions:
         """Return what a learner must make of the block."""
-        recorder, rows = self.recorder, self._rows
-        after = recorder.observation[1 : rows + 1]
-        if recorder.final_index:
-            index = np.array(recorder.final_index)
+        seen = self.recorder.observation
+        after = seen[1:]
+        if ends.index:
             after = after.copy()
-            after[index[:, 0], index[:, 1]] = recorder.finals()
+            after[ends.places] = seen[ends.places]
         return Transitions(
-            observation=recorder.observation[:rows],
-            action=recorder.action[:rows],
-            reward=recorder.reward[:rows],
-            discount=np.where(recorder.terminated[:rows], np.float32(0), np.float32(DISCOUNT)),
+            observation=seen[:-1],
+            action=self.recorder.action,
+            reward=self.recorder.reward,
+            discount=ends.discount,
             next_observation=after,
         )
+
+
+class _Ends:
+    """Where episodes end in a block, [T, N], and what follows from it."""
+
+    def __init__(self, flags: NDArray[np.bool_]) -> None:
+        self.flags = flags
+        self.places = flags.nonzero()
+        self.index: list[tuple[int, int]] = [(row, env) for row, env in np.argwhere(flags).tolist()]
+        self.discount = np.where(flags, np.float32(0), np.float32(DISCOUNT))
 
 
 def checked(checksum: int, transitions: Transitions) -> int:

@@ -136,3 +136,21 @@ def test_a_symbolic_link_is_followed_when_written_through(tmp_path):
     write_atomic(tmp_path / "current", b"new", error=KeyFileError, what="key file")
     assert (tmp_path / "current").is_symlink()
     assert (tmp_path / "v1").read_bytes() == b"new"
+
+
+def test_what_does_not_pass_its_check_takes_nobodys_place(tmp_path):
+    path = tmp_path / "state"
+    path.write_bytes(b"old")
+    seen = []
+
+    def check(temporary):
+        seen.append((temporary.parent, temporary.read_bytes(), path.read_bytes()))
+        raise StateUnwritable("it is not what was written")
+
+    with pytest.raises(StateUnwritable, match="not what was written"):
+        write_atomic(path, b"new", error=StateUnwritable, what="state", check=check)
+    assert seen == [(tmp_path, b"new", b"old")]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+    assert path.read_bytes() == b"old"
+    write_atomic(path, b"new", error=StateUnwritable, what="state", check=lambda _: None)
+    assert path.read_bytes() == b"new"

@@ -386,3 +386,32 @@ def test_any_public_key_refuses_any_made_up_signature_and_raises_nothing_else(ra
     # These bytes may be a weak key, for which a few made-up signatures hold; whose key it is, pinning decides.
     with contextlib.suppress(BadSignature):
         PublicKey(raw).verify(signature, b"data")
+
+
+@pytest.mark.parametrize("index", [(0, 2), (2, -2), (1, 0), (-1, 4), (2**31 - 1, 0), (0, 2**31 - 1)])
+def test_w4_a_final_index_out_of_range_stands_for_no_other_row(index):
+    """With two environments (0, 2) has the place of (1, 0), where an episode did end."""
+    good = block(ends=[(1, 0)])
+    payload = BlockCodec(VECTOR).encode(replace(good, final_index=np.array([index], np.int32)))
+    if index == (1, 0):
+        BlockCodec(VECTOR).decode(payload)
+    else:
+        refused(payload, match="final_index does not list")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("value", [1e6, -1e6, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("field", ["observation", "reward"])
+def test_w4_floats_over_the_bound_are_refused_by_name(dtype, value, field):
+    spec = BlockSpec(observations=(ObservationSpec(key="o", shape=(2,), dtype=dtype),), action=DISCRETE)
+    good = block(spec=spec)
+    array = (good.observation["o"] if field == "observation" else good.reward).copy()
+    array.reshape(-1)[3] = value
+    changed = {"observation": {"o": array}} if field == "observation" else {"reward": array}
+    payload = BlockCodec(spec).encode(replace(good, **changed))
+    name = "observation/o" if field == "observation" else "reward"
+    with pytest.raises(PayloadRefused, match=name):
+        BlockCodec(spec, max_magnitude=1e5).decode(payload)
+    if np.isfinite(value):
+        BlockCodec(spec).decode(payload)
+        BlockCodec(spec, max_magnitude=1e6).decode(payload)

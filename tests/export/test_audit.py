@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import io
+import queue
+import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -144,3 +147,62 @@ def test_child_that_never_answers_is_killed_at_the_deadline():
     (result,) = results_of(child, 1)
     assert (result.version, result.failed) == (7, True)
     child.close()
+
+
+class _Emptied(queue.Queue):
+    """A queue that its worker empties between two questions."""
+
+    def empty(self):
+        return False
+
+
+def test_closing_while_the_worker_takes_the_last_job():
+    child = AuditChild(SPEC, command=("/no/such/program",))
+    child._jobs = _Emptied()
+    child._results = _Emptied()
+    assert child.poll() == []
+    child.close()
+
+
+def test_closing_while_the_worker_lets_its_child_go(child_of):
+    """The child is gone the second time that it is looked at."""
+
+    class Forgetful(AuditChild):
+        looked = 0
+
+        @property
+        def _child(self):
+            self.looked += 1
+            return self.process if self.looked == 1 else None
+
+        @_child.setter
+        def _child(self, process):
+            self.process = process
+
+    child = Forgetful(SPEC)
+    child._worker = threading.Thread(target=lambda: None)
+    child._worker.start()
+    child.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child.close(timeout_s=5.0)
+    assert child.process.returncode is not None
+
+
+def test_no_child_is_started_after_closing(tmp_path):
+    """A job that the worker took just before would otherwise start one that nobody ends."""
+    trace = tmp_path / "started"
+    child = AuditChild(SPEC, command=("touch", str(trace)))
+    taken, go_on = threading.Event(), threading.Event()
+    ask = child._ask
+
+    def slow(frame):
+        taken.set()
+        go_on.wait(10.0)
+        return ask(frame)
+
+    child._ask = slow
+    child.submit(1, SNAPSHOT, b"x")
+    assert taken.wait(10.0)
+    child.close(timeout_s=0.1)
+    go_on.set()
+    (result,) = results_of(child, 1)
+    assert (result.failed, trace.exists()) == (True, False)

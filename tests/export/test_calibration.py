@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from policy_factory import dueling, image_policy, mixed, mlp, rows, tanh_actor
 
 from quarl_device.contract import ActionSpec, Normalizer, ObservationSpec
@@ -14,16 +15,23 @@ from quarl_device.environments import EnvSpec
 from quarl_device.errors import NonFiniteError, SpaceMismatch, UnknownEnvironment, UsageError
 from quarl_device.flatbuffer import Graph, Tensor
 from quarl_device.preprocess import bind_inputs, to_tensor
+from quarl_export.acting import greedy_actions
 from quarl_export.calibration import CalibrationData, RangeRule, load_npz, play, with_input_normalizer
 from quarl_export.calibration import data as data_module
 from quarl_export.calibration.data import by_single_key
-from quarl_export.calibration.play import greedy_actions
 from quarl_export.ir import GraphInput, run_reference
 from quarl_export.ir.reference import normalize, run_graph
 from quarl_export.metadata import complete_policy
-from quarl_export.ranges import MIN_WIDTH, find_ranges
+from quarl_export.pipeline import ExportOptions, prepare
+from quarl_export.ranges import MIN_WIDTH, _percentiles, find_ranges
+from quarl_export.schemes import SchemeOptions
 
 MINMAX = RangeRule()
+
+
+def pass_through():
+    """A network of one input, whose first site is that input."""
+    return mlp(inputs=1)
 
 
 def data_of(policy, count=64, **changes):
@@ -83,13 +91,12 @@ def test_pixels_must_be_what_their_type_holds():
         CalibrationData.checked(image_policy().contract, {"observation": pixels / 255}, source="t")
 
 
-def test_many_rows_are_thinned_evenly(monkeypatch):
+def test_many_rows_are_thinned_and_stay_in_their_order(monkeypatch):
     monkeypatch.setattr(data_module, "MAX_ROWS", 10)
     array = np.arange(400, dtype=np.float32).reshape(100, 4)
     data = CalibrationData.checked(mlp().contract, {"observation": array}, source="t")
     assert data.count == 10
-    assert (data.rows["observation"][0] == array[0]).all()
-    assert (data.rows["observation"][-1] == array[-1]).all()
+    assert (np.diff(data.rows["observation"][:, 0]) > 0).all()
 
 
 def test_a_quarter_is_held_out_unless_there_is_too_little():
@@ -175,6 +182,49 @@ def test_calibration_does_not_depend_on_order(random, count, kind):
     assert first == second
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(2, 150),
+    st.sampled_from(["minmax", "percentile", "bounds"]),
+    st.sampled_from([None, "episodes"]),
+    st.sampled_from([25, 10_000]),
+)
+def test_an_exports_ranges_do_not_depend_on_order(random, count, kind, marked, most):
+    """From an array of observations to the ranges of a file: what is held out, what is thinned away, what is found."""
+    policy = mlp(hidden=17, bounds={"observation": (-50.0, 50.0)})
+    recorded = rows(policy, count)["observation"]
+    # A few rows decide the extremes: whichever side they are on, it is the same one.
+    recorded[:: max(2, count // 4)] *= np.float32(7)
+    episodes = np.arange(count) // 7 if marked else None
+    order = list(range(count))
+    random.shuffle(order)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_module, "MAX_ROWS", most)
+        for picked in (list(range(count)), order):
+            data = CalibrationData.checked(
+                policy.contract, {"observation": recorded[picked]}, source="t",
+                episodes=None if episodes is None else episodes[picked],
+            )  # fmt: skip
+            found.append(prepare(policy, ExportOptions(rule=RangeRule(kind=kind, percentile=97.0)), data))
+    assert found[0].ranges == found[1].ranges
+    assert found[0].policy.contract.normalizer == found[1].policy.contract.normalizer
+
+
+def test_what_int16_takes_its_ranges_from_does_not_depend_on_order():
+    policy = mlp()
+    recorded = rows(policy, 2_000)["observation"]
+    options = ExportOptions(scheme=SchemeOptions(scheme="int16x8"))
+    found = [
+        prepare(policy, options, CalibrationData.checked(policy.contract, {"observation": array}, source="t"))
+        for array in (recorded, recorded[::-1])
+    ]
+    first, second = (sorted(map(tuple, one.samples["observation"].tolist())) for one in found)
+    assert first == second
+    assert found[0].found_by == {"by": "converter", "observations": "t", "rows": 512}
+
+
 def test_calibration_does_not_depend_on_repetition():
     """However rows were batched when they were recorded, the extremes are those of the rows."""
     policy = mlp(hidden=33)
@@ -196,6 +246,40 @@ def test_percentile_leaves_an_outlier_out():
     expected = np.percentile(recorded, [0.5, 99.5])
     assert clipped["observation"] == pytest.approx(tuple(expected), abs=0.1)
     assert find_ranges(policy, data, MINMAX)["observation"][1] == 500.0
+
+
+@pytest.mark.parametrize("far", [1e6, 1e17])
+def test_one_outlier_does_not_decide_what_a_percentile_is(far):
+    policy = mlp()
+    recorded = rows(policy, 4000)["observation"]
+    recorded[17, 1] = far
+    data = CalibrationData.checked(policy.contract, {"observation": np.float32(recorded)}, source="t")
+    found = find_ranges(policy, data, RangeRule(kind="percentile", percentile=99.9))["observation"]
+    assert found == pytest.approx(tuple(np.percentile(recorded, [0.1, 99.9])), abs=0.02)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(
+        np.float32, st.integers(2, 300), elements=st.floats(-(2.0**59), 2.0**59, width=32, allow_subnormal=False)
+    ),
+    st.floats(50.5, 100.0),
+)
+def test_percentiles_are_values_that_were_seen(values, percentile):
+    """As many lie outside at each end as the percentile says, and what lies there is the value of that rank."""
+    policy = pass_through()
+    data = CalibrationData(rows={"observation": values[:, None]}, source="t")
+    rule = RangeRule(kind="percentile", percentile=percentile)
+    found = _percentiles(policy, data, ("observation",), rule)["observation"]
+    outside = rule.outside(len(values))
+    assert abs(outside - len(values) * (100 - percentile) / 100) <= 1
+    assert found == (np.sort(values)[outside], np.sort(values)[-1 - outside])
+
+
+def test_a_percentile_leaves_out_as_many_as_it_says():
+    assert [RangeRule(kind="percentile", percentile=p).outside(1000) for p in (99.9, 99.0, 100.0, 50.1)] == [
+        1, 10, 0, 499,
+    ]  # fmt: skip
 
 
 def test_bounds_give_the_input_range_and_extremes_the_rest():

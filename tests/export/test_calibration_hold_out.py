@@ -1,6 +1,7 @@
 """What a file is judged by comes from other episodes than what it was calibrated with."""
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from quarl_device.errors import UsageError
 from quarl_export.calibration import CalibrationData, load_npz, play
 from quarl_export.calibration import data as data_module
 from quarl_export.calibration.coverage import MAX_DIMENSIONS, told, visited_shares
+from quarl_export.calibration.digests import episode_digests, row_digests
 from quarl_export.calibration.hold_out import HELD_OUT, MIN_HELD_OUT, MIN_ROWS, hold_out
 
+UNKNOWN = "between those that were calibrated with"
 LENGTHS = st.lists(st.integers(1, 60), min_size=2, max_size=40).filter(lambda lengths: sum(lengths) >= MIN_ROWS)
 
 
@@ -36,6 +39,11 @@ def numbers(lengths):
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
+def digests(count, seed=0):
+    """Of rows that are all different."""
+    return row_digests({"x": np.random.default_rng(seed).normal(size=(count, 2))})
+
+
 # ------------------------------------------------------------------ the rule
 
 
@@ -46,40 +54,57 @@ def test_no_episode_is_on_both_sides(lengths, random):
     order = list(range(len(episodes)))
     random.shuffle(order)
     episodes = episodes[order]
-    found = hold_out(len(episodes), episodes)
+    found = hold_out(digests(len(episodes)), episodes)
     if found.of == "of other episodes":
         assert not set(episodes[found.rows]) & set(episodes[~found.rows])
 
 
 @given(LENGTHS)
 def test_something_is_held_out_and_most_is_left(lengths):
-    found = hold_out(sum(lengths), numbers(lengths))
+    found = hold_out(digests(sum(lengths)), numbers(lengths))
     assert MIN_HELD_OUT <= found.rows.mean() <= 0.5
 
 
 def test_a_quarter_of_equal_episodes_is_held_out():
-    found = hold_out(400, numbers([10] * 40))
+    found = hold_out(digests(400), numbers([10] * 40))
     assert (found.rows.mean(), found.of) == (HELD_OUT, "of other episodes")
 
 
 def test_long_and_short_episodes_are_both_held_out():
     episodes = numbers([20, 500] * 8)
-    held = np.unique(episodes[hold_out(len(episodes), episodes).rows])
+    held = np.unique(episodes[hold_out(digests(len(episodes)), episodes).rows])
     assert {number % 2 for number in held} == {0, 1}
 
 
-@pytest.mark.parametrize("episodes", [None, np.zeros(64, np.int64), np.repeat([0, 1], 32)])
-def test_without_enough_episodes_whole_stretches_are_held_out(episodes):
-    found = hold_out(64, episodes)
-    assert found.of == "of other stretches of the recording"
-    assert found.rows.mean() == HELD_OUT
-    edges = np.count_nonzero(np.diff(found.rows))
-    assert edges <= 8, "rows that were calibrated with lie around few of those that were not"
+@pytest.mark.parametrize("episodes", [None, np.zeros(64, np.int64)])
+def test_without_enough_episodes_rows_are_held_out_and_that_is_said(episodes):
+    found = hold_out(digests(64), episodes)
+    assert (found.of, found.rows.mean()) == (UNKNOWN, HELD_OUT)
+
+
+@given(LENGTHS, st.booleans(), st.randoms(use_true_random=False))
+def test_what_is_held_out_does_not_depend_on_the_order(lengths, marked, random):
+    """Nor on what episodes are called."""
+    rows, episodes = digests(sum(lengths)), numbers(lengths)
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    names = np.array(random.sample(range(1000), len(lengths)))
+    first = hold_out(rows, episodes if marked else None)
+    second = hold_out(rows[order], names[episodes][order] if marked else None)
+    assert first.of == second.of
+    assert np.array_equal(first.rows[order], second.rows)
+
+
+def test_equal_rows_are_on_one_side():
+    rows = np.repeat(digests(10), 8)
+    held = hold_out(rows).rows
+    assert not set(rows[held].tolist()) & set(rows[~held].tolist())
+    assert hold_out(np.repeat(digests(1), 64)) is None, "there is nothing to judge one observation by"
 
 
 def test_too_few_rows_are_not_divided():
-    assert hold_out(MIN_ROWS - 1) is None
-    assert hold_out(MIN_ROWS) is not None
+    assert hold_out(digests(MIN_ROWS - 1)) is None
+    assert hold_out(digests(MIN_ROWS)) is not None
 
 
 # ------------------------------------------------------------------ data
@@ -119,6 +144,43 @@ def test_thinned_rows_stay_on_their_side(monkeypatch):
 def test_as_many_episode_numbers_as_rows():
     with pytest.raises(UsageError, match=r"\(3,\) episode numbers for 9 rows"):
         CalibrationData.checked(mlp().contract, observations(9), source="t", episodes=np.arange(3))
+
+
+def test_thinning_keeps_the_extremes_whatever_the_order(monkeypatch):
+    monkeypatch.setattr(data_module, "MAX_ROWS", 60)
+    array = np.random.default_rng(2).normal(size=(900, 4)).astype(np.float32)
+    kept = []
+    for order in (np.arange(900), np.random.default_rng(3).permutation(900)):
+        data = CalibrationData.checked(mlp().contract, {"observation": array[order]}, source="t")
+        calibrate, held = data.split()
+        assert data.count == 60
+        assert held.count > 5
+        kept.append(sorted(map(tuple, data.rows["observation"].tolist())))
+    assert kept[0] == kept[1]
+    sides = ~hold_out(row_digests({"observation": array})).rows
+    seen = calibrate.rows["observation"]
+    assert np.array_equal(seen.min(axis=0), array[sides].min(axis=0))
+    assert np.array_equal(seen.max(axis=0), array[sides].max(axis=0))
+
+
+def test_rows_are_capped_in_bytes_too(monkeypatch):
+    monkeypatch.setattr(data_module, "MAX_BYTES", 50 * 4 * 4)
+    assert CalibrationData.checked(mlp().contract, observations(400), source="t").count == 50
+    assert play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=400).count == 50
+
+
+def test_a_digest_is_of_all_keys_and_of_nothing_else():
+    one = {"a": np.arange(6.0).reshape(3, 2), "b": np.array([True, False, True])}
+    assert len(set(row_digests(one).tolist())) == 3
+    assert not (row_digests(one) == row_digests({**one, "b": ~one["b"]})).any()
+    assert np.array_equal(row_digests({key: array[::-1] for key, array in one.items()}), row_digests(one)[::-1])
+
+
+def test_an_episodes_digest_is_of_its_rows_in_any_order():
+    rows = digests(6)
+    found = episode_digests(rows, np.array([0, 0, 1, 1, 1, 2]))
+    assert len(set(found.tolist())) == 3
+    assert np.array_equal(found, episode_digests(rows[::-1], np.array([2, 1, 1, 1, 0, 0])))
 
 
 # ------------------------------------------------------------------ npz
@@ -173,6 +235,28 @@ def test_what_is_played_to_judge_by_is_of_episodes_of_its_own(steps):
     first = data.rows["observation"][held.argmax()]
     assert (np.abs(first) <= 0.05).all(), "an episode begins where what is held out does"
     assert data.split()[1].title == "held-out observations of other episodes"
+
+
+def test_many_steps_are_thinned_while_they_are_played(monkeypatch):
+    """They lie evenly between the steps, and the last quarter of these is held out."""
+    whole = play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=400, seed=3)
+    monkeypatch.setattr(data_module, "MAX_ROWS", 40)
+    thin = play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=400, seed=3)
+    picked = np.linspace(0, 399, 40).astype(int)
+    assert np.array_equal(thin.rows["observation"], whole.rows["observation"][picked])
+    assert np.array_equal(thin.held_out.rows, picked >= 300)
+
+
+def test_playing_takes_the_memory_of_what_is_kept(monkeypatch):
+    monkeypatch.setattr(data_module, "MAX_BYTES", 64 * 1024)
+    policy, spec = mlp(actions=2), EnvSpec(env_id="CartPole-v1")
+    play(policy, spec, steps=100)
+    tracemalloc.start()
+    try:
+        play(policy, spec, steps=20_000)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000, "20,000 arrays of a row each take 2.5 MB"
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_held_out_is_of_two_episodes_at_least():

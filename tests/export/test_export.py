@@ -8,10 +8,18 @@ import pytest
 from export_factory import make_contract, observations
 
 import quarl_export.export as module
-from quarl_device.errors import CheckFailed, CheckpointError, ModelFileError, NonFiniteError, RunNotFound, SelfTestError
+from quarl_device.errors import (
+    CheckFailed,
+    CheckpointError,
+    ModelFileError,
+    NonFiniteError,
+    RunNotFound,
+    SelfTestError,
+    UsageError,
+)
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy, read_policy_path
-from quarl_export.calibration import CalibrationData
+from quarl_export.calibration import CalibrationData, RangeRule
 from quarl_export.checkpoint import load_policy, save_policy
 from quarl_export.export import export_policy, float_policy
 from quarl_export.patcher import Patcher
@@ -48,8 +56,14 @@ def one_fingerprint(monkeypatch):
     monkeypatch.setattr(Patcher, "build", build)
 
 
+def test_a_folder_that_is_not_there_is_refused_as_by_the_command(tmp_path, checkpoint):
+    with pytest.raises(ModelFileError, match="there is no directory"):
+        export_policy(checkpoint, tmp_path / "new" / "model.tflite")
+    assert not (tmp_path / "new").exists()
+
+
 def test_export_writes_a_verified_file(tmp_path, checkpoint):
-    model = tmp_path / "new" / "model.tflite"
+    model = tmp_path / "model.tflite"
     report = export_policy(checkpoint, model)
     file = read_policy_path(model)
     assert report.sha256 == hashlib.sha256(model.read_bytes()).hexdigest() == file.sha256
@@ -182,3 +196,28 @@ def test_a_range_that_training_never_set_is_refused(tmp_path, checkpoint, policy
     with pytest.raises(CheckFailed, match=r"Q02 ranges: the range of 'hidden_0_relu' was never set"):
         export_policy(checkpoint, tmp_path / "m.tflite")
     assert not (tmp_path / "m.tflite").exists()
+
+
+def test_a_file_that_reads_back_otherwise_leaves_the_old_one(tmp_path, checkpoint, monkeypatch):
+    model = tmp_path / "model.tflite"
+    model.write_bytes(b"old")
+    real = module.read_policy_path
+
+    def other(path):
+        assert path != model, "it is checked before it takes the place of the old one"
+        found = real(path)
+        return dataclasses.replace(found, data=found.data + b"x")
+
+    monkeypatch.setattr(module, "read_policy_path", other)
+    with pytest.raises(ModelFileError, match=f"reads back differently.*{model}"):
+        export_policy(checkpoint, model)
+    assert model.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir() if entry.suffix != ""] == ["model.tflite"]
+
+
+def test_a_rule_for_ranges_that_training_has_found_is_refused(tmp_path, checkpoint):
+    model = tmp_path / "model.tflite"
+    with pytest.raises(UsageError, match="ranges of training are kept") as caught:
+        export_policy(checkpoint, model, options=ExportOptions(rule=RangeRule()))
+    assert "--calibrate" in caught.value.hint
+    assert not model.exists()

@@ -7,6 +7,7 @@ import pytest
 from export_factory import make_spec
 
 from quarl_export.qat import QatPolicy
+from quarl_export.quantizers import MIN_ACTIVATION_RANGE
 from quarl_export.range_health import MAX_BITS_LOST, range_health
 from quarl_export.snapshot import initial_snapshot
 
@@ -72,3 +73,23 @@ def test_a_dead_layer_is_no_fault_of_its_range(fitted, observations):
         fitted, biases=(np.full(16, -1e3, np.float32), *fitted.biases[1:]), kernels=fitted.kernels
     )
     assert not any("hidden layer 1" in fault for fault in range_health(dead, observations).faults)
+
+
+@pytest.mark.parametrize("site", [0, 1])
+def test_what_does_not_move_has_no_bits_to_lose(fitted, observations, site):
+    """The narrowest range of training, as float32 has it, is no range that is too wide."""
+    narrowest = np.float32(MIN_ACTIVATION_RANGE)
+    assert float(narrowest) > MIN_ACTIVATION_RANGE, "the trap"
+    still = with_range(fitted, site, 0.0, narrowest)
+    if site == 0:
+        observations = np.full_like(observations, 1e-6)
+    else:
+        kernels = (fitted.kernels[0] * np.float32(0), *fitted.kernels[1:])
+        still = dataclasses.replace(still, kernels=kernels, biases=(np.full(16, 1e-6, np.float32), *fitted.biases[1:]))
+    name = f"hidden layer {site}" if site else "the input"
+    assert not any(f"{name} leaves" in fault for fault in range_health(still, observations).faults)
+
+
+def test_a_site_that_moves_again_outgrows_the_narrowest_range(fitted, observations):
+    still = with_range(fitted, 1, 0.0, np.float32(MIN_ACTIVATION_RANGE))
+    assert "the range of hidden layer 1 clips" in range_health(still, observations).faults[0]

@@ -7,7 +7,8 @@ import pytest
 from report_pairs import pair
 
 from quarl_device.contract import ObservationSpec
-from quarl_device.errors import UnknownEnvironment, UsageError
+from quarl_device.environments import EnvSpec
+from quarl_device.errors import NonFiniteError, UnknownEnvironment, UsageError
 from quarl_export.reports.observations import by_default, by_playing, from_archive, stacked_shape
 from quarl_export.reports.side import read_side
 
@@ -46,11 +47,12 @@ def test_too_many_rows_are_thinned_out_evenly(tmp_path):
     ("arrays", "says"),
     [
         ({"observation": np.zeros((5, 3))}, r"shape \[5, 3\], expected \[rows, 4\]"),
-        ({"observation": np.zeros((0, 4))}, "shape"),
+        ({"observation": np.zeros((0, 4))}, "no rows"),
         ({"observation": np.float32(1)}, "shape"),
-        ({"observation": np.full((5, 4), np.nan)}, "NaN"),
+        ({"observation": np.zeros((5, 2, 2))}, r"shape \[5, 2, 2\], expected \[rows, 4\]"),
+        ({"observation": np.full((5, 4), 1e19)}, "beyond"),
         ({"observation": np.array([["a"] * 4])}, "expected numbers"),
-        ({"x": np.zeros((5, 4)), "y": np.zeros((5, 4))}, r"arrays \['x', 'y'\]"),
+        ({"x": np.zeros((5, 4)), "y": np.zeros((5, 4))}, r"no array 'observation', .*found 'x', 'y'"),
     ],
 )
 def test_archives_that_do_not_fit(tmp_path, arrays, says):
@@ -58,9 +60,33 @@ def test_archives_that_do_not_fit(tmp_path, arrays, says):
         from_archive(saved(tmp_path, **arrays), VECTOR)
 
 
+def test_nan_is_refused_and_the_row_named(tmp_path):
+    with pytest.raises(NonFiniteError, match="first in row 0"):
+        from_archive(saved(tmp_path, observation=np.full((5, 4), np.nan)), VECTOR)
+
+
+def test_the_same_numbers_in_another_shape_are_other_observations(tmp_path):
+    """Reshaped in silence, every row would be another picture."""
+    spec = (ObservationSpec(key="observation", shape=(2, 3)),)
+    assert from_archive(saved(tmp_path, observation=np.zeros((5, 2, 3))), spec).rows == 5
+    for shape in ((5, 3, 2), (5, 6), (5, 1, 2, 3)):
+        with pytest.raises(UsageError, match=r"expected \[rows, 2, 3\]"):
+            from_archive(saved(tmp_path, observation=np.zeros(shape)), spec)
+
+
+def test_numbers_that_a_pixel_does_not_hold_are_refused(tmp_path):
+    spec = (ObservationSpec(key="observation", shape=(2, 2), dtype="uint8"),)
+    assert from_archive(saved(tmp_path, observation=np.full((3, 2, 2), 255.0)), spec).arrays[
+        "observation"
+    ].dtype == np.dtype("uint8")
+    for wrong in (0.5, -1.0, 256.0):
+        with pytest.raises(UsageError, match="uint8 does not hold"):
+            from_archive(saved(tmp_path, observation=np.full((3, 2, 2), wrong)), spec)
+
+
 def test_rows_that_differ(tmp_path):
     path = saved(tmp_path, state=np.zeros((5, 3)), image=np.zeros((4, 2, 2, 2), np.uint8))
-    with pytest.raises(UsageError, match="different numbers of rows"):
+    with pytest.raises(UsageError, match="differ in their number of rows"):
         from_archive(path, BOTH)
 
 
@@ -122,7 +148,9 @@ def test_playing_keeps_what_the_environment_shows_and_repeats():
     def act(shown):
         return int(shown["observation"][2] > 0)
 
-    first, second = (by_playing("CartPole-v1", VECTOR, act, rows=60, seed=3).arrays["observation"] for _ in range(2))
+    first, second = (
+        by_playing(EnvSpec(env_id="CartPole-v1"), VECTOR, act, rows=60, seed=3).arrays["observation"] for _ in range(2)
+    )
     assert first.shape == (60, 4)
     assert np.array_equal(first, second)
     assert len(np.unique(first, axis=0)) > 50
@@ -130,9 +158,9 @@ def test_playing_keeps_what_the_environment_shows_and_repeats():
 
 def test_playing_another_environment():
     with pytest.raises(UsageError, match="Acrobot-v1 shows"):
-        by_playing("Acrobot-v1", VECTOR, lambda _: 0)
+        by_playing(EnvSpec(env_id="Acrobot-v1"), VECTOR, lambda _: 0)
     with pytest.raises(UnknownEnvironment):
-        by_playing("CartPole-v99", VECTOR, lambda _: 0)
+        by_playing(EnvSpec(env_id="CartPole-v99"), VECTOR, lambda _: 0)
 
 
 @pytest.mark.parametrize("fill", [None, (0.0,)])
@@ -144,7 +172,7 @@ def test_playing_stacks_frames_as_the_device_does(fill):
         shown.append(row["state"])
         return int(row["state"][-1, 2] > 0)
 
-    array = by_playing("CartPole-v1", (spec,), act, rows=200, seed=3).arrays["state"]
+    array = by_playing(EnvSpec(env_id="CartPole-v1"), (spec,), act, rows=200, seed=3).arrays["state"]
     assert array.shape == (200, 3, 4)
     assert array.dtype == np.float32
     assert {row.shape for row in shown} == {(3, 4)}

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sb3_factory import Built, Call, Name, Persistent, array, assemble, doubled, pickled
+from sb3_factory import Built, Call, Name, Persistent, Raw, array, assemble, doubled, pickled
 
 from quarl_device.errors import ModelFileError, QuarlError, UnsafeSource
+from quarl_export.importers.sb3 import evidence, spaces, vecnormalize
 from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array
 from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle, shown
 
@@ -302,3 +303,33 @@ def test_an_array_that_never_got_its_bytes_is_refused():
         as_array(read(pickled(array([1]).target), ARRAYS), what="it")
     with pytest.raises(ModelFileError, match="expected an array"):
         as_array([1], what="it")
+
+
+VOCABULARIES = {
+    "spaces": spaces._SPACES, "observations": evidence._OBSERVATIONS, "statistics": vecnormalize._VOCABULARY,
+}  # fmt: skip
+ORDERED = Name("collections", "OrderedDict")
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES.values(), ids=VOCABULARIES)
+def test_an_ordered_dict_begins_empty(vocabulary):
+    filled = Raw(assemble(Call(ORDERED, ())) + b"(" + assemble("a") + assemble(1) + b"u")
+    assert read(pickled(filled), vocabulary) == {"a": 1}
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES.values(), ids=VOCABULARIES)
+def test_an_ordered_dict_made_of_a_key_that_takes_long_to_hash_is_refused(vocabulary):
+    """Made of pairs, it would hash a tuple that holds another one twice, and so on: at sixty times, for ever."""
+    pair = b"]" + doubled(12) + assemble(1) + b"\x86a"
+    bomb = assemble(ORDERED) + pair + b"\x85R"
+    with pytest.raises(ModelFileError, match="made of something"):
+        read(pickled(Raw(bomb)), vocabulary)
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES.values(), ids=VOCABULARIES)
+def test_an_ordered_dict_is_no_copier(vocabulary):
+    """A few bytes a copy of one big dict: 132 KB made more than 1 GiB."""
+    big = assemble({str(number): number for number in range(100)}) + b"q\x01"
+    copies = b"".join(assemble(ORDERED) + b"h\x01\x85R" for _ in range(10))
+    with pytest.raises(ModelFileError, match="made of something"):
+        read(pickled(Raw(b"(" + big + copies + b"t")), vocabulary)

@@ -29,17 +29,20 @@ from graph_factory import (
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from quarl_device.contract import Normalizer
+from quarl_device.contract import ActionSpec, Normalizer
 from quarl_device.errors import NonFiniteError, PatchError, QuarlError, UsageError
 from quarl_device.policy_file import read_policy
 from quarl_device.runtime import find_runtime
 from quarl_export.compare import difference
+from quarl_export.file_runner import run_file
 from quarl_export.graph import view
+from quarl_export.int8_reference import run_int8_reference
+from quarl_export.ir.reference import normalize, run_graph
 from quarl_export.patch.places import find_places
 from quarl_export.patch.values import fingerprint
 from quarl_export.quantized import build_planned, convert_planned, convert_quantized, policy_values
 from quarl_export.range_plan import QuantizationOptions, plan_ranges
-from quarl_export.template import Template
+from quarl_export.template import Audit, Template
 
 # A conversion takes a second: few examples by default. `QUARL_PATCH_EXAMPLES=200 pytest -k any_network` is a long run.
 _EXAMPLES = int(os.environ.get("QUARL_PATCH_EXAMPLES", "2"))
@@ -106,7 +109,38 @@ def test_any_network_patched_is_the_network_converted(graph_seed, values, io, pe
     assert template.patched, template.reason
     for kind in values:
         weights, ranges = shaped_values(graph, kind, graph_seed)
-        assert template.audit(weights, ranges) == "", kind
+        assert template.audit(weights, ranges).identical, kind
+
+
+# Every kind of values, and every pair of ends, clipping and scales; what hypothesis draws comes on top.
+_CORPUS = [
+    (101, "float32", False, None, ("trained", "zero kernels")),
+    (102, "float32", True, 0.0, ("zero biases", "equal values")),
+    (103, "float32", False, 2.0, ("huge", "tiny")),
+    (104, "int8", True, None, ("symmetric ranges", "empty ranges")),
+    (105, "int8", False, 0.0, ("big biases", "one dead unit")),
+    (106, "int8", True, 2.0, ("mixed scales", "trained")),
+    (107, "uint8", False, None, ("zero biases",)),
+    (108, "uint8", False, 0.0, ("mixed scales",)),
+    (109, "uint8", True, 2.0, ("big biases",)),
+]
+
+
+def test_the_corpus_has_every_kind():
+    assert {kind for *_, kinds in _CORPUS for kind in kinds} == set(VALUE_KINDS)
+
+
+@pytest.mark.parametrize(("graph_seed", "io", "per_channel", "clip", "kinds"), _CORPUS)
+def test_every_kind_of_values_patched_is_converted(graph_seed, io, per_channel, clip, kinds):
+    graph = random_graph(graph_seed)
+    normalizer = None if clip is None else normalizer_of(graph, graph_seed, clip)
+    policy = make_policy(graph, kind="gaussian", normalizer=normalizer)
+    options = QuantizationOptions(io=io, per_channel=per_channel)
+    template = Template.from_model(policy, options=options, verify=False)
+    assert template.patched, template.reason
+    for kind in kinds:
+        weights, ranges = shaped_values(graph, kind, graph_seed)
+        assert template.audit(weights, ranges).identical, kind
 
 
 @pytest.mark.parametrize(
@@ -128,7 +162,7 @@ def test_corners_in_which_converters_take_shortcuts(templates, name, options, ki
     template = templates(name, **options)
     for seed, kind in enumerate(kinds):
         weights, ranges = shaped_values(GRAPHS[name], kind, seed)
-        assert template.audit(weights, ranges) == "", kind
+        assert template.audit(weights, ranges).identical, kind
 
 
 def test_a_clipping_normaliser_is_patched_too():
@@ -137,8 +171,8 @@ def test_a_clipping_normaliser_is_patched_too():
     template = Template.from_model(policy)
     weights, ranges = shaped_values(graph, "trained", 3)
     other = arrays_of(normalizer_of(graph, seed=9), graph)
-    assert template.audit(weights, ranges) == ""
-    assert template.audit(weights, ranges, normalizer=other) == ""
+    assert template.audit(weights, ranges).identical
+    assert template.audit(weights, ranges, normalizer=other).identical
     assert template.patch(weights, ranges) != template.patch(weights, ranges, normalizer=other)
     with pytest.raises(PatchError, match="normalises"):
         template.patch(weights, ranges, normalizer={})
@@ -156,7 +190,7 @@ def test_float_layers_are_patched_as_they_are():
     template = Template.from_model(policy, options=QuantizationOptions(keep_float=kept))
     assert template.patched, template.reason
     weights, ranges = shaped_values(graph, "trained", 1)
-    assert template.audit(weights, ranges) == ""
+    assert template.audit(weights, ranges).identical
     with pytest.raises(NonFiniteError, match="dense_5/bias"):
         template.patch({**weights, "dense_5/bias": weights["dense_5/bias"] * np.float32(np.inf)}, ranges)
 
@@ -170,7 +204,7 @@ def test_a_large_multiplication_asks_for_the_kernel_version_that_can():
     ranges = dict.fromkeys(template.sites, (-1.0, 1.0))
     steep = ranges | {"dense_0": (-500.0, 500.0), "dense_1": (-500.0, 500.0), "multiply_2": (-1.0, 1.0)}
     for found, version in ((ranges, 2), (steep, 3), (ranges, 2)):
-        assert template.audit(weights, found) == ""
+        assert template.audit(weights, found).identical
         operators = view(template.patch(weights, found)).operators
         assert [op.version for op in operators if op.name == "MUL"] == [version]
 
@@ -234,6 +268,9 @@ def test_a_network_that_cannot_be_patched_converts_every_time_and_says_so():
     converted = convert_quantized(dataclasses.replace(policy, weights=weights), ranges)
     assert difference(template.patch(weights, ranges), converted) == ""
     assert b"kept" in template.patch(weights, ranges)
+    # A conversion compared with itself would be no audit.
+    assert template.audit(weights, ranges) == Audit(compared="nothing")
+    assert not template.audit(weights, ranges).identical
     with pytest.raises(PatchError):
         Template.from_model(policy, options=QuantizationOptions(weight_bits=4, per_channel=True))
 
@@ -249,7 +286,30 @@ def test_layers_that_are_equal_stay_layers():
     model = convert_quantized(policy, ranges)
     dense = [op for op in view(model).operators if op.name == "FULLY_CONNECTED"]
     assert [view(model).tensors[op.inputs[1]].dtype for op in dense] == [np.int8, np.int8]
-    assert Template.from_model(policy, verify=False).audit(weights, ranges) == ""
+    audit = Template.from_model(policy, verify=False).audit(weights, ranges)
+    assert audit == Audit(compared="untied values")
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_tied_values_compute_what_numpy_says(per_channel):
+    """No conversion can be compared with them: two equal layers, and per channel a bias of one value."""
+    build = Build(observation=(4,))
+    graph = build.graph({"mean": build.dense("observation", 3), "log_std": build.dense("observation", 3)})
+    weights = random_weights(graph)
+    weights["dense_0/bias"] = np.full(3, 0.3, np.float32)
+    weights |= {f"dense_1/{part}": weights[f"dense_0/{part}"] for part in ("kernel", "bias")}
+    ranges = {"observation": (-2.0, 2.0), "dense_0": (-1.0, 2.0), "dense_1": (-3.0, 3.0)}
+    policy = make_policy(graph, kind="gaussian", weights=weights)
+    options = QuantizationOptions(per_channel=per_channel)
+    template = Template.from_model(policy, options=options, verify=False)
+    assert template.audit(weights, ranges).compared == "untied values"
+    inputs = random_inputs(graph, 100, seed=5)
+    outputs = run(template.patch(weights, ranges), graph, inputs)
+    expected = run_int8_reference(policy, ranges, inputs, options=options)
+    for role, source in graph.outputs.items():
+        low, high = ranges[source]
+        assert np.abs(np.rint((outputs[role] - expected[role]) / ((high - low) / 255))).max() == 0
+        assert np.ptp(outputs[role]) > 0.5
 
 
 def test_what_no_output_depends_on_is_no_part_of_the_file():
@@ -263,7 +323,7 @@ def test_what_no_output_depends_on_is_no_part_of_the_file():
         template = Template.from_model(policy, options=QuantizationOptions(io=io))
         assert template.patched, template.reason
         assert template.sites == ("observation", "relu_1", "dense_2")
-        assert template.audit(weights, ranges) == ""
+        assert template.audit(weights, ranges).identical
         found = view(template.data)
         assert {found.tensors[index].name for index in found.inputs} == {"observation", "ignored"}
 
@@ -275,7 +335,7 @@ def test_equal_ranges_need_no_change_of_grid():
     graph = build.graph({"mean": build.dense(joined, 2), "log_std": build.dense("observation", 2)})
     template = Template.from_model(make_policy(graph, kind="gaussian"), verify=False)
     weights, ranges = shaped_values(graph, "trained", 0)
-    assert template.audit(weights, {**ranges, "observation": ranges[joined]}) == ""
+    assert template.audit(weights, {**ranges, "observation": ranges[joined]}).identical
 
 
 def test_a_value_with_two_places_is_refused():
@@ -395,20 +455,22 @@ def test_memory_stays_flat_over_a_thousand_pushes():
     assert int(done.stdout.split()[-1]) < 4096
 
 
-def test_patching_is_far_faster_than_converting(templates):
+def test_patching_is_far_faster_than_converting():
+    """At the size that is published, 3 x 256: `docs/benchmarks.md` has the figures and the command."""
     import time
 
-    weights, ranges = shaped_values(GRAPHS["cnn"], "trained", 0)
-    template = templates("cnn")
+    graph = mlp(256, 256, 256)
+    weights, ranges = shaped_values(graph, "trained", 0)
+    template = Template.from_model(make_policy(graph), verify=False)
     start = time.perf_counter()
-    convert_quantized(make_policy(GRAPHS["cnn"], weights=weights), ranges)
+    convert_quantized(make_policy(graph, weights=weights), ranges)
     converting = time.perf_counter() - start
     times = []
     for _ in range(20):
         start = time.perf_counter()
         template.patch(weights, ranges)
         times.append(time.perf_counter() - start)
-    assert converting > 100 * min(times)
+    assert converting > 50 * min(times)
 
 
 def test_options_that_do_not_fit_are_refused_before_anything_is_converted():
@@ -419,3 +481,110 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_converted():
 def test_observed_ranges_are_all_the_sites_need(templates):
     graph = GRAPHS["dueling"]
     assert set(templates("dueling").sites) <= set(observed_ranges(graph, random_weights(graph)))
+
+
+# ------------------------------------------------------------------ integer ends, and what a file says of its policy
+
+
+def bound(policy, normalizer):
+    return dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, normalizer=normalizer))
+
+
+def vector_policy(*, clip=0.0, seed=0, normalizer_seed=0):
+    graph = GRAPHS["mlp"]
+    policy = make_policy(graph, seed=seed, normalizer=normalizer_of(graph, normalizer_seed, clip))
+    action = ActionSpec(kind="box", shape=(2,), low=(-9.0, -9.0), high=(9.0, 9.0))
+    policy = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, action=action))
+    return dataclasses.replace(policy, ranges=observed_ranges(graph, policy.weights, seed))
+
+
+@pytest.fixture(scope="module")
+def coral():
+    """By the type of their ends: templates of one policy whose normaliser is the device's work."""
+    return {
+        io: Template.from_model(vector_policy(clip=2.0), options=QuantizationOptions(io=io)) for io in ("int8", "uint8")
+    }
+
+
+@pytest.mark.parametrize("io", ["int8", "uint8"])
+def test_a_policy_with_integer_ends_is_pushed_and_acts(coral, io):
+    policy, other = vector_policy(clip=2.0), vector_policy(clip=2.0, seed=5)
+    rows = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
+    template = coral[io].with_contract(policy, {"observation": rows})
+    pushed = template.patch_policy(other)
+    plan = plan_ranges(other.graph, QuantizationOptions(io=io))
+    assert difference(pushed, convert_planned(plan, policy_values(other, plan, other.ranges))) == ""
+    found = read_policy(pushed)
+    assert found.contract.normalizer.where == "device"
+    wanted = run_graph(other.graph, other.weights, normalize(other, {"observation": rows}))["dense_4"]
+    acted = run_file(pushed, found.contract, {"observation": rows})["action"]
+    low, high = other.ranges["dense_4"]
+    assert np.abs(acted - np.clip(wanted, low, high)).max() < 0.1 * (high - low)
+    assert template.patch(other.weights, other.ranges) == pushed
+
+
+def test_constants_that_a_device_would_not_know_are_refused(coral):
+    policy, moved = vector_policy(clip=2.0), vector_policy(clip=2.0, normalizer_seed=9)
+    rows = {"observation": np.zeros((2, 4), np.float32)}
+    for template in (coral["int8"], coral["int8"].with_contract(policy, rows)):
+        for other in (moved, vector_policy(clip=3.0), bound(policy, Normalizer())):
+            with pytest.raises(PatchError, match=r"normalizer.*with_contract"):
+                template.patch_policy(other)
+    said = coral["int8"].with_contract(moved, rows)
+    assert read_policy(said.patch_policy(moved)).contract.normalizer.offset == moved.contract.normalizer.offset
+    with pytest.raises(PatchError, match="normalizer"):
+        said.patch_policy(policy)
+
+
+def test_constants_in_the_file_may_move_but_not_its_clip():
+    template = Template.from_model(vector_policy(clip=2.0), verify=False)
+    moved = vector_policy(clip=2.0, normalizer_seed=9)
+    assert template.patch_policy(moved) != template.patch_policy(vector_policy(clip=2.0))
+    for clip in (0.0, 3.0):
+        with pytest.raises(PatchError, match=r"clips what it normalised to ±2, the policy to ±" + f"{clip:g}"):
+            template.patch_policy(vector_policy(clip=clip))
+        with pytest.raises(PatchError, match="clips"):
+            template.with_contract(vector_policy(clip=clip), {"observation": np.zeros((2, 4))})
+
+
+def test_a_policy_of_which_the_contract_in_the_file_says_otherwise_is_refused():
+    policy = vector_policy()
+    bare = Template.from_model(policy, verify=False)
+    scaled = dataclasses.replace(policy.contract.action, scale=(2.0, 2.0), offset=(0.0, 0.0))
+    other = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, action=scaled))
+    assert bare.patch_policy(other) == bare.patch_policy(policy), "nothing of it is in a file without a contract"
+    with pytest.raises(PatchError, match="go with action"):
+        bare.with_contract(policy, {"observation": np.zeros((2, 4))}).patch_policy(other)
+
+
+# ------------------------------------------------------------------ refusals leave no trace
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dense_4/kernel", np.nan), ("dense_4/bias", np.inf), ("dense_4/kernel", 1e31)],
+)
+def test_a_refused_patch_leaves_the_file_as_it_was(templates, name, value):
+    """The last layer is at fault: ranges and the layers before it must not have been written."""
+    template = templates("mlp")
+    first, (weights, ranges) = (shaped_values(GRAPHS["mlp"], "trained", seed) for seed in (1, 2))
+    before = template.patch(*first)
+    broken = {**weights, name: weights[name].copy()}
+    broken[name].flat[0] = value
+    with pytest.raises(QuarlError):
+        template.patch(broken, ranges)
+    assert template.data == before
+
+
+def test_a_refused_float_layer_leaves_the_file_as_it_was():
+    build = Build(observation=(4,))
+    graph = build.graph({"action": build.dense(build.dense("observation", 5, "relu"), 2)})
+    template = Template.from_model(
+        make_policy(graph), options=QuantizationOptions(keep_float=frozenset({"dense_2"})), verify=False
+    )
+    before = template.patch(*shaped_values(graph, "trained", 1))
+    weights, ranges = shaped_values(graph, "trained", 2)
+    weights["dense_2/bias"] = weights["dense_2/bias"] * np.float32(np.nan)
+    with pytest.raises(NonFiniteError, match="dense_2/bias"):
+        template.patch(weights, ranges)
+    assert template.data == before

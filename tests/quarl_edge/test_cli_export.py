@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quarl_device.errors import ModelFileError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import app, main
@@ -137,13 +138,16 @@ def test_calibration_that_does_not_fit_is_refused(tmp_path, capsys):
     assert not (tmp_path / "m.tflite").exists()
 
 
-def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys):
+def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys, monkeypatch):
     """One dimension of every sixth held-out row leaves what was calibrated with."""
-    from quarl_export.calibration.hold_out import hold_out
+    from quarl_export.calibration.hold_out import HoldOut
 
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(400, 4)).astype(np.float32)
-    rows[np.flatnonzero(hold_out(400).rows)[::6], 1] = 30.0
+    held = np.arange(400) % 4 == 0
+    rows[np.flatnonzero(held)[::6], 1] = 30.0
+    picked = HoldOut(rows=held, of="that the test has picked")
+    monkeypatch.setattr("quarl_export.calibration.data.hold_out", lambda *_: picked)
     np.savez(tmp_path / "rows.npz", observation=rows)
     model = tmp_path / "m.tflite"
     words = (model, "--from", ZIP, "--calibrate", tmp_path / "rows.npz")
@@ -258,3 +262,67 @@ def test_what_is_no_file_is_neither_read_nor_written_over(capfd, tmp_path, kind)
     code, err = refused(capfd, place, "--from", DQN)
     assert code == 10
     assert "no regular file" in err
+
+
+# ------------------------------------------------------------------ what fails after the file is written
+
+
+def test_a_page_that_fails_does_not_hide_that_the_file_is_there(tmp_path, capsys, monkeypatch):
+    def fail(*_, **__):
+        raise ModelFileError("report cannot be written: No space left on device", hint="make room")
+
+    monkeypatch.setattr("quarl_export.export_report.write_export_report", fail)
+    model = tmp_path / "m.tflite"
+    words = (model, "--from", ZIP, "--scheme", "float32", "--report", tmp_path / "page", "--edge-tpu")
+    code, told, err = run(capsys, *words)
+    assert code == told["error"]["code"] == 10
+    assert told["sha256"] == read_policy_path(model).sha256
+    assert (told["report"], told["edge_tpu"]["compatible"]) == (None, False)
+    assert told["error"]["message"] == (
+        f"{model} is written, but --report failed: report cannot be written: No space left on device"
+    )
+    assert "is written, but --report failed" in err
+    assert main(["export", *map(str, words)]) == 10
+    said = capsys.readouterr()
+    assert "FAILED" in said.out
+    assert "Q12 loads" in said.out
+    assert said.err.count("quarl-edge: error: ") == 1
+
+
+def test_a_compiler_that_fails_does_not_hide_the_page(tmp_path, capsys, monkeypatch):
+    def fail(_):
+        raise ModelFileError("compiled model cannot be written")
+
+    monkeypatch.setattr("quarl_edge.cli.export.compile_where_possible", fail)
+    monkeypatch.setattr("quarl_export.export_report.write_export_report", lambda *_, **__: tmp_path / "index.html")
+    words = (tmp_path / "m.tflite", "--from", ZIP, "--scheme", "float32", "--report", tmp_path / "page", "--edge-tpu")
+    code, told, _ = run(capsys, *words)
+    assert (code, told["edge_tpu"], told["report"]) == (10, None, str(tmp_path / "index.html"))
+    assert "--edge-tpu failed" in told["error"]["message"]
+
+
+# ------------------------------------------------------------------ options that nothing would use
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "mends"),
+    [
+        (("--scheme", "float16", "--range", "minmax"), "no integer activations", "--scheme int8"),
+        (("--scheme", "float32", "--range", "percentile", "--percentile", 99), "no integer act", "--scheme int8"),
+        (("--percentile", 99), "--percentile is of --range percentile", "--range percentile"),
+        (("--range", "minmax", "--percentile", 99), "--percentile is of --range percentile", "--range percentile"),
+        (("--scheme", "int16x8", "--range", "percentile", "--calibrate", "ROWS"), "converter finds", "--scheme int8"),
+        (("--scheme", "int16x8", "--range", "bounds", "--calibrate", "ROWS"), "converter finds", "--scheme int8"),
+        (("--steps", 100, "--calibrate", "ROWS"), "--steps is of playing", "--calibrate env"),
+        (("--seed", 1, "--calibrate", "ROWS"), "--seed is of playing", "--calibrate env"),
+        (("--seed", 1, "--calibrate", "ROWS", "--env", "CartPole-v1", "--episodes", 0), "--seed is of", "--env ID"),
+        (("--seed", 1, "--scheme", "float32"), "--seed is of playing", "--calibrate env"),
+    ],
+)
+def test_options_that_nothing_would_use_are_refused_with_what_would(tmp_path, capsys, recorded, words, says, mends):
+    given = [recorded if word == "ROWS" else word for word in words]
+    code, told, _ = run(capsys, tmp_path / "m.tflite", "--from", ZIP, *given)
+    assert code == 2
+    assert says in told["error"]["message"]
+    assert mends in told["error"]["hint"]
+    assert not (tmp_path / "m.tflite").exists()

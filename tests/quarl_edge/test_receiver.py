@@ -6,6 +6,7 @@ import time
 import pytest
 from block_factory import BOOT, SPEC, World, payload
 
+from quarl_device.link import Message
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.wire.messages import Ack, DeviceState, Telemetry
 from quarl_device.wire.topics import Topics
@@ -208,3 +209,35 @@ def test_a_device_that_fell_silent_gives_its_share_back_and_may_come_again(setti
     device.publish(TOPICS.state("pi"), state().encode())
     receiver.send_acks()
     assert set(receiver.actors) == set(ingest._live) == {"pi", "busy", "shy"}
+
+
+def test_one_ack_answers_all_blocks_that_came_together(tmp_path):
+    """A link under load handles many messages before it is idle."""
+    said, idle, handlers = [], [], {}
+
+    class Busy:
+        connected = True
+
+        def subscribe(self, topic, handler, *, qos=1):
+            handlers[topic] = handler
+
+        def on_idle(self, callback):
+            idle.append(callback)
+
+        def publish(self, topic, payload, *, qos=1, retain=False):
+            said.append((topic, Ack.decode(payload)))
+            return True
+
+    ingest = Ingest.open(make_config("X-v0"), SPEC, tmp_path / "journal", epoch=5)
+    Receiver(Busy(), TOPICS, ingest).listen()
+    worlds = {"pi": World(1), "robot": World(1)}
+    for sequence in range(3):
+        for device, world in worlds.items():
+            block = payload(world.block(4, sequence))
+            handlers[TOPICS.any_xp](Message(topic=TOPICS.xp(device), payload=block, retain=False))
+    assert said == []
+    [callback] = idle
+    callback()
+    callback()
+    assert [(topic, ack.inserted) for topic, ack in said] == [(TOPICS.ack("pi"), 2), (TOPICS.ack("robot"), 2)]
+    ingest.close()

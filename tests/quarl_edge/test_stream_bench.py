@@ -178,3 +178,16 @@ def test_the_command_says_at_once_what_cannot_be(capsys, tmp_path):
     assert main(["bench", "stream", "--observation", "lots"]) == 2
     assert main(["bench", "stream", "--out", str(tmp_path / "nowhere" / "x.json")]) == 2
     assert main(["bench", "stream", "--broker", "http://x"]) == 2
+
+
+def test_stages_say_where_the_time_of_a_block_goes(capsys):
+    words = ["bench", "stream", "--stages", "--block-steps", "32", "--observation", "8:float32", "--format", "json"]
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    costs = said["cpu_us_per_block"]
+    assert (said["observation"], said["block_transitions"]) == ("8:float32", 32)
+    assert set(costs) == {
+        "encode", "decode", "sessions", "journal", "assemble", "insert", "read_back", "offer", "ack"
+    }  # fmt: skip
+    assert all(cost_us > 0 for cost_us in costs.values())
+    assert costs["offer"] > costs["decode"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +14,19 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import NonFiniteError, UsageError
+from quarl_export.calibration.digests import Digests, row_digests
 from quarl_export.calibration.hold_out import HoldOut, hold_out
 from quarl_export.npz import read_npz
 
 _MAX_MAGNITUDE = 1e18
 MAX_ROWS = 10_000
+MAX_BYTES = 256 << 20
+"""Of all rows that are kept; images have fewer than `MAX_ROWS`."""
 MIN_ROWS = 2
 _NAMELESS = ("observation", "arr_0")
 _SHOWN_NAMES = 8
+# Elements of an image are alike: none of them has an extreme of its own.
+_MAX_DIMENSIONS = 64
 # Marks in an npz, bool and integer ``[rows]``, that say where episodes begin or which one a row is of.
 START, EPISODE = "start", "episode"
 
@@ -54,7 +60,7 @@ class CalibrationData:
     ) -> CalibrationData:
         """Return `arrays` as calibration data of `contract`.
 
-        More than `MAX_ROWS` rows are thinned evenly.
+        More than `MAX_ROWS` rows, or `MAX_BYTES`, are thinned.
 
         Args:
             contract: whose observations they must be.
@@ -67,11 +73,8 @@ class CalibrationData:
             UsageError: a missing key, another shape, a type that is no number, no rows, or too few.
             NonFiniteError: NaN or Inf.
         """
-        rows = {spec.key: _key_rows(spec, arrays, source) for spec in contract.observations}
-        counts = {key: len(array) for key, array in rows.items()}
-        if len(set(counts.values())) != 1:
-            raise UsageError(f"{source}: keys differ in their number of rows: {counts}")
-        (count,) = set(counts.values())
+        rows = checked_rows(contract.observations, arrays, source=source)
+        count = len(next(iter(rows.values())))
         if count < MIN_ROWS:
             raise UsageError(
                 f"{source}: {count} row{'' if count == 1 else 's'} of observations, which says nothing about ranges",
@@ -79,7 +82,9 @@ class CalibrationData:
             )
         if episodes is not None and episodes.shape != (count,):
             raise UsageError(f"{source}: {episodes.shape} episode numbers for {count} rows of observations")
-        return cls(rows=rows, source=source, held_out=held_out or hold_out(count, episodes)).thinned(MAX_ROWS)
+        if held_out is None:
+            held_out = hold_out(row_digests(rows), episodes)
+        return cls(rows=rows, source=source, held_out=held_out).thinned(most_rows(contract.observations))
 
     @property
     def count(self) -> int:
@@ -87,10 +92,16 @@ class CalibrationData:
         return len(next(iter(self.rows.values())))
 
     def thinned(self, most: int) -> CalibrationData:
-        """Return at most so many rows, spread evenly."""
+        """Return at most so many rows: those with an extreme of a dimension to calibrate with, then any.
+
+        Which ones does not depend on their order; they stay in it.
+        """
         if self.count <= most:
             return self
-        picked = np.linspace(0, self.count - 1, most).astype(int)
+        digests = row_digests(self.rows)
+        ordinary = np.ones(self.count, np.bool_)
+        ordinary[_extreme_rows(self.rows, digests, self.held_out)] = False
+        picked = np.sort(np.lexsort((digests, ordinary))[:most])
         held_out = self.held_out and dataclasses.replace(self.held_out, rows=self.held_out.rows[picked])
         return dataclasses.replace(self._pick(picked), held_out=held_out)
 
@@ -106,6 +117,45 @@ class CalibrationData:
 
     def _pick(self, rows: NDArray[Any]) -> CalibrationData:
         return CalibrationData(rows={key: array[rows] for key, array in self.rows.items()}, source=self.source)
+
+
+def checked_rows(
+    specs: Sequence[ObservationSpec], arrays: Mapping[str, Any], *, source: str
+) -> dict[str, NDArray[Any]]:
+    """Return the observations of `specs` among `arrays`, per key ``[count, *shape]`` in the dtypes of `specs`.
+
+    Frames of a stack may be joined along their last axis, as frame-stacking wrappers leave them.
+
+    Raises:
+        UsageError: a missing key, another shape, a type that is no number, values that the dtype does not hold, or keys
+            that differ in their number of rows.
+        NonFiniteError: NaN or Inf.
+    """
+    rows = {spec.key: _key_rows(spec, arrays, source) for spec in specs}
+    counts = {key: len(array) for key, array in rows.items()}
+    if len(set(counts.values())) != 1:
+        raise UsageError(f"{source}: keys differ in their number of rows: {counts}")
+    return rows
+
+
+def most_rows(specs: Sequence[ObservationSpec]) -> int:
+    """Return how many rows of these observations are kept at most."""
+    row_bytes = sum(math.prod(observation_shape(spec)) * np.dtype(spec.dtype).itemsize for spec in specs)
+    return max(MIN_ROWS, min(MAX_ROWS, MAX_BYTES // max(1, row_bytes)))
+
+
+def _extreme_rows(rows: Mapping[str, NDArray[Any]], digests: Digests, held_out: HoldOut | None) -> list[int]:
+    """Return rows to calibrate with that have the least or the greatest value of a dimension, one for each."""
+    among = np.arange(len(digests)) if held_out is None else np.flatnonzero(~held_out.rows)
+    found = set()
+    for array in rows.values():
+        flat = array.reshape(len(array), -1)
+        for column in flat.T if flat.shape[1] <= _MAX_DIMENSIONS else ():
+            values = column[among]
+            for extreme in (values.min(), values.max()):
+                equal = among[values == extreme]
+                found.add(int(equal[digests[equal].argmin()]))
+    return sorted(found)
 
 
 def load_npz(path: Path, contract: PolicyContract) -> CalibrationData:
@@ -195,7 +245,7 @@ def _key_rows(spec: ObservationSpec, arrays: Mapping[str, Any], source: str) -> 
     # What enters the network is float32, whatever the environment gives.
     if array.dtype.kind == "f" and np.abs(array, dtype=np.float64).max(initial=0.0) > _MAX_MAGNITUDE:
         raise UsageError(f"{source}: array {spec.key!r} holds values beyond {_MAX_MAGNITUDE:g}")
-    converted = array.astype(spec.dtype)
+    converted = array.astype(spec.dtype, copy=False)
     if np.dtype(spec.dtype).kind in "iub" and not np.array_equal(converted, array):
         raise UsageError(f"{source}: array {spec.key!r} has values that {spec.dtype} does not hold")
     return converted

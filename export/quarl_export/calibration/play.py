@@ -14,7 +14,8 @@ from quarl_device.contract import PolicyContract
 from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
 from quarl_device.frame_stack import restack
-from quarl_export.calibration.data import CalibrationData
+from quarl_export.acting import greedy_actions
+from quarl_export.calibration.data import CalibrationData, most_rows, observation_shape
 from quarl_export.calibration.hold_out import HELD_OUT, MIN_ROWS, HoldOut
 from quarl_export.ir import ImportedPolicy, run_reference
 
@@ -34,7 +35,8 @@ def play(
 ) -> CalibrationData:
     """Step one environment and keep what it shows.
 
-    The last quarter of the steps is played in episodes of its own, at least two, and held out.
+    The last quarter of the steps is played in episodes of its own, at least two, and held out. Where there are more
+    steps than rows are kept of, those that are kept lie evenly between them.
 
     Args:
         policy: gives the contract, and the actions of "policy".
@@ -55,25 +57,52 @@ def play(
         raise UsageError(f"cannot calibrate with {steps} steps: expected 2..{MAX_STEPS:,}")
     contract = policy.contract
     world = make_single(spec, seed=seed, allow_module=allow_module)
-    rows: list[Row] = []
+    kept = _Kept(contract, steps)
     try:
         check_matches(world, contract.observations, contract.action)
         ends = _ends(steps)
         for episode in itertools.count():
             greedy = actions == "policy" or (actions == "mixed" and episode % 2 == 1)
             choose = _greedy(policy) if greedy else lambda _row: world.action_space.sample()
-            end = next(end for end in ends if end > len(rows))
-            _episode(world, contract, choose, rows, end, seed=seed + episode)
-            if len(rows) == steps:
+            end = next(end for end in ends if end > kept.seen)
+            _episode(world, contract, choose, kept, end, seed=seed + episode)
+            if kept.seen == steps:
                 break
     finally:
         world.close()
-    arrays = {item.key: np.stack([row[item.key] for row in rows]) for item in contract.observations}
     held_out = None
     if len(ends) > 1:
-        held_out = HoldOut(rows=np.arange(steps) >= ends[0], of="of other episodes")
+        held_out = HoldOut(rows=kept.steps >= ends[0], of="of other episodes")
     source = f"{steps} steps of {spec.env_id}, {actions} actions, seed {seed}"
-    return CalibrationData.checked(contract, arrays, source=source, held_out=held_out)
+    return CalibrationData.checked(contract, kept.rows, source=source, held_out=held_out)
+
+
+class _Kept:
+    """The rows that are kept of what is played, written into place as they come.
+
+    Attributes:
+        seen: how many there were so far.
+        steps: int64 ``[kept]``, which of them are kept.
+        rows: per key ``[kept, *shape]``.
+
+    Args:
+        contract: whose observations.
+        steps: how many there will be.
+    """
+
+    def __init__(self, contract: PolicyContract, steps: int) -> None:
+        self.seen = 0
+        most = min(steps, most_rows(contract.observations))
+        self.steps = np.linspace(0, steps - 1, most).astype(np.int64)
+        self.rows = {spec.key: np.empty((most, *observation_shape(spec)), spec.dtype) for spec in contract.observations}
+        self._filled = 0
+
+    def add(self, row: Row) -> None:
+        if self._filled < len(self.steps) and self.steps[self._filled] == self.seen:
+            for key, array in self.rows.items():
+                array[self._filled] = row[key]
+            self._filled += 1
+        self.seen += 1
 
 
 def _ends(steps: int) -> tuple[int, ...]:
@@ -89,7 +118,7 @@ def _episode(
     world: gymnasium.Env[Any, Any],
     contract: PolicyContract,
     choose: Callable[[Row], Any],
-    rows: list[Row],
+    kept: _Kept,
     steps: int,
     *,
     seed: int,
@@ -98,9 +127,9 @@ def _episode(
         observation, _ = world.reset(seed=seed)
         ended = False
         row = None
-        while len(rows) < steps:
+        while kept.seen < steps:
             row = _row(contract, observation, row)
-            rows.append(row)
+            kept.add(row)
             if ended:
                 return
             observation, _, terminated, truncated, _ = world.step(choose(row))
@@ -132,23 +161,3 @@ def _greedy(policy: ImportedPolicy) -> Callable[[Row], Any]:
         return greedy_actions(policy.contract, outputs)[0]
 
     return choose if action.kind == "box" else lambda row: int(choose(row)) + action.start
-
-
-def greedy_actions(contract: PolicyContract, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return the greedy actions of `outputs`, per role ``[count, ...]``.
-
-    Returns:
-        int64 ``[count]`` counted from 0, or float64 ``[count, *shape]`` of a box, scaled and clipped to its bounds.
-    """
-    head, action = contract.head, contract.action
-    role = "mean" if head.kind == "gaussian" else head.kind
-    values = np.asarray(outputs[role], np.float64).reshape(len(outputs[role]), -1)
-    if action.kind == "discrete":
-        chosen: NDArray[Any] = values.argmax(axis=1)
-        return chosen
-    if head.squash == "tanh":
-        values = np.tanh(values)
-    scale = np.asarray(action.scale or (1.0,))
-    values = values * scale + np.asarray(action.offset or (0.0,))
-    clipped: NDArray[Any] = np.clip(values, action.low, action.high)
-    return clipped.reshape(len(values), *action.shape)

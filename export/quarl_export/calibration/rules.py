@@ -33,6 +33,11 @@ class RangeRule:
         if not 50.0 < self.percentile <= 100.0:
             raise UsageError(f"percentile {self.percentile} is not in (50, 100]")
 
+    def outside(self, count: int) -> int:
+        """Return how many of `count` values "percentile" leaves out at each end: fewer than half of them."""
+        # 99.9 of 1,000 leaves 1 out, though 100 - 99.9 is a little less than a tenth.
+        return min(int(count * (100.0 - self.percentile) / 100.0 + 1e-6), (count - 1) // 2)
+
     def columns(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return lower and upper limit of each column of `values`, float64 ``[rows, columns]``."""
         if self.kind == "percentile":

@@ -13,11 +13,28 @@ from quarl_device.errors import NonFiniteError, PatchError
 from quarl_export.arithmetic import Quantization, quantize_bias
 from quarl_export.graph import GraphView, TensorView, operator_version, repack, view
 from quarl_export.ir.layers import Layer
-from quarl_export.kernels import Scratch, as_channels, layer_scales, write_kernel
+from quarl_export.kernels import LayerScales, Scratch, as_channels, layer_scales, write_kernel
 from quarl_export.patch.places import LayerPlace, Places, float_layout
 from quarl_export.patch.values import PolicyValues, check_values, clip_bound
 from quarl_export.range_plan import RangePlan
 from quarl_export.wide import FINER
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _LayerValues:
+    """What is written into one layer's views, computed before anything is written.
+
+    Attributes:
+        scales: unrounded.
+        input_scale: of what the layer reads, unrounded.
+        bias: steps, `None` where the layer has none.
+        bias_scale: of the file's bias.
+    """
+
+    scales: LayerScales
+    input_scale: float
+    bias: NDArray[np.float64] | None
+    bias_scale: NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +104,7 @@ class Writer:
         )
 
     def write(self, values: PolicyValues) -> bytes:
-        """Return the complete file of `values`.
+        """Return the complete file of `values`; where they are refused, the file as last written stays as it is.
 
         Raises:
             PatchError: another network, or a weight or bias beyond what can be quantized.
@@ -96,32 +113,54 @@ class Writer:
         """
         check_values(values, self.plan, self.normalizer_shapes)
         quantizations = self.plan.quantizations(self.plan.effective(values.ranges))
+        # All that can be refused is computed first: below here nothing raises.
+        layers = [
+            self._layer_values(views, values.weights, quantizations[views.place.source].scale) for views in self._layers
+        ]
+        self._check_floats(values)
         for site, views in self._carriers:
             quantization = quantizations[site]
             for scale, zero_point, shift in views:
                 scale[0] = quantization.scale
                 zero_point[0] = quantization.zero_point + shift
-        for layer in self._layers:
-            self._write_layer(layer, values.weights, quantizations[layer.place.source].scale)
+        for layer, found in zip(self._layers, layers, strict=True):
+            self._write_layer(layer, found, values.weights)
         self._write_floats(values)
         if self._multiply is not None and self._products:
             self._multiply[0] = 3 if any(_is_steep(names, quantizations) for names in self._products) else 2
         return self.data
 
-    def _write_layer(self, views: _LayerViews, weights: Mapping[str, NDArray[np.float32]], input_scale: float) -> None:
-        layer, options = views.place.layer, self.plan.options
+    def _layer_values(
+        self, views: _LayerViews, weights: Mapping[str, NDArray[np.float32]], input_scale: float
+    ) -> _LayerValues:
+        layer = views.place.layer
         kernel, bias = weights[f"{layer.name}/kernel"], weights.get(f"{layer.name}/bias")
-        scales = layer_scales(layer, kernel, bias, input_scale, options=options)
-        write_kernel(layer, kernel, scales, views.kernel, scratch=self._scratch)
-        views.kernel_scale[:] = scales.kernel
-        finer = 1
+        scales = layer_scales(layer, kernel, bias, input_scale, options=self.plan.options)
+        finer = 1 if views.wide_source_scale is None else FINER
+        return _LayerValues(
+            scales=scales,
+            input_scale=input_scale,
+            bias=quantize_bias(bias, scales.bias) * finer if bias is not None and views.bias is not None else None,
+            bias_scale=scales.bias.astype(np.float32) / finer,
+        )
+
+    def _write_layer(
+        self, views: _LayerViews, values: _LayerValues, weights: Mapping[str, NDArray[np.float32]]
+    ) -> None:
+        layer = views.place.layer
+        write_kernel(layer, weights[f"{layer.name}/kernel"], values.scales, views.kernel, scratch=self._scratch)
+        views.kernel_scale[:] = values.scales.kernel
         if views.wide_source_scale is not None:
-            finer = FINER
-            views.wide_source_scale[0] = np.float32(input_scale) / FINER
+            views.wide_source_scale[0] = np.float32(values.input_scale) / FINER
         if views.bias is not None and views.bias_scale is not None:
-            views.bias_scale[:] = (scales.bias).astype(np.float32) / finer
-            if bias is not None:
-                np.copyto(views.bias, quantize_bias(bias, scales.bias) * finer, casting="unsafe")
+            views.bias_scale[:] = values.bias_scale
+            if values.bias is not None:
+                np.copyto(views.bias, values.bias, casting="unsafe")
+
+    def _check_floats(self, values: PolicyValues) -> None:
+        for name in self._floats:
+            if not np.isfinite(values.weights[name]).all():
+                raise NonFiniteError(f"policy: {name} holds NaN or Inf")
 
     def _write_floats(self, values: PolicyValues) -> None:
         layers: Mapping[str, Layer] = {
@@ -131,8 +170,6 @@ class Writer:
             for name in layer.weight_names()
         }
         for name, target in self._floats.items():
-            if not np.isfinite(values.weights[name]).all():
-                raise NonFiniteError(f"policy: {name} holds NaN or Inf")
             target[...] = float_layout(layers[name], name, values.weights[name]).reshape(target.shape)
         for key, targets in self._normalizer.items():
             offset, scale = values.normalizer[key]

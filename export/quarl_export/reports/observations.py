@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer, ObservationSpec
+from quarl_device.environments import EnvSpec, make_single
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
 from quarl_device.frame_stack import restack
-from quarl_export.calibration.data import by_single_key
+from quarl_export.calibration.data import by_single_key, checked_rows
 from quarl_export.npz import read_npz
 from quarl_export.reports.acting import finite_width
 from quarl_export.reports.side import Side
@@ -54,44 +55,18 @@ def from_archive(path: Path, specs: Sequence[ObservationSpec], *, limit: int = M
     """Read observations from an `.npz`: one array per key, ``[rows, *shape]``; for a single one see `by_single_key`.
 
     Raises:
-        UsageError: missing, not an archive of arrays, too large, other keys or shapes, empty, NaN or Inf.
+        UsageError: missing, not an archive of arrays, too large, other keys, shapes or types, or no rows.
+        NonFiniteError: NaN or Inf.
     """
     arrays = by_single_key(read_npz(path, what="observations file"), [spec.key for spec in specs])
-    missing = [spec.key for spec in specs if spec.key not in arrays]
-    if missing:
-        names = [name[:64] for name in sorted(arrays)[:8]]
-        raise UsageError(
-            f"{path} has arrays {names}, the policy observes {[spec.key for spec in specs]}",
-            hint=f"name it so when saving: numpy.savez(path, **{{{missing[0]!r}: rows}})",
-        )
-    checked = {spec.key: _checked(arrays[spec.key], spec, path) for spec in specs}
-    counts = {len(array) for array in checked.values()}
-    if len(counts) != 1:
-        raise UsageError(f"{path}: the arrays have different numbers of rows: {sorted(counts)}")
-    total = counts.pop()
+    checked = checked_rows(specs, arrays, source=str(path))
+    total = len(next(iter(checked.values())))
+    if not total:
+        raise UsageError(f"{path}: no rows of observations")
     if total > limit:
         picked = np.linspace(0, total - 1, limit).astype(int)
         checked = {key: array[picked] for key, array in checked.items()}
     return Observations(arrays=checked, source=f"{min(total, limit):,} rows of {path.name}", recorded=True)
-
-
-def _checked(array: NDArray[Any], spec: ObservationSpec, path: Path) -> NDArray[Any]:
-    shape = stacked_shape(spec)
-    if array.dtype.kind not in "biuf":
-        raise UsageError(f"{path}: {spec.key!r} is {array.dtype}, expected numbers")
-    if array.ndim == 0 or not len(array) or array[0].size != math.prod(shape):
-        raise UsageError(f"{path}: {spec.key!r} has shape {list(array.shape)}, expected [rows, {_listed(shape)}]")
-    if not np.isfinite(array).all():
-        raise UsageError(f"{path}: {spec.key!r} holds NaN or Inf")
-    if spec.stack > 1 and spec.shape and array.shape[1:] == (*spec.shape[:-1], spec.shape[-1] * spec.stack):
-        # Joined along the last axis, as frame-stacking wrappers leave it.
-        frames = array.reshape(len(array), *spec.shape[:-1], spec.stack, spec.shape[-1])
-        return np.moveaxis(frames, -2, 1)
-    return array.reshape(len(array), *shape)
-
-
-def _listed(shape: tuple[int, ...]) -> str:
-    return ", ".join(str(n) for n in shape)
 
 
 def by_default(side: Side, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> Observations:
@@ -147,30 +122,31 @@ def _spread(values: Sequence[float] | None, size: int) -> NDArray[np.float64] | 
 
 
 def by_playing(
-    env_id: str,
+    place: EnvSpec,
     specs: Sequence[ObservationSpec],
     act: Callable[[Mapping[str, NDArray[Any]]], Any],
     *,
     rows: int = DEFAULT_ROWS,
     seed: int = 0,
+    allow_module: bool = False,
 ) -> Observations:
     """Play an environment with the float file's greedy actions, one in ten at random, and keep what it shows.
 
     Args:
-        env_id: registered gymnasium id.
+        place: which environment.
         specs: what the policy observes; an environment that shows something else is refused.
         act: one observation per key, stacked where the policy stacks, to an action of the environment's space.
         rows: how many observations to keep.
         seed: of the first episode and of the random actions; episode i starts from seed + i.
+        allow_module: see `environments.check_registered`.
 
     Raises:
         UnknownEnvironment: no such id.
         UsageError: the environment shows other observations.
         EnvironmentMisbehaved: it raised.
     """
-    from quarl_device.environments import EnvSpec, make_single
-
-    env = make_single(EnvSpec(env_id=env_id), seed=seed)
+    env_id = place.env_id
+    env = make_single(place, seed=seed, allow_module=allow_module)
     rng = np.random.default_rng(seed)
     kept: dict[str, list[NDArray[Any]]] = {spec.key: [] for spec in specs}
     try:

@@ -17,10 +17,10 @@ from quarl_device.errors import QuarlError, UsageError
 from quarl_export.importers.sb3.agent import Agent
 from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array
 from quarl_export.importers.sb3.spaces import SINGLE, decode_field
-from quarl_export.importers.sb3.unpickle import Vocabulary, read_pickle
+from quarl_export.importers.sb3.unpickle import Vocabulary, empty_dict, read_pickle
 from quarl_export.importers.sb3.vecnormalize import VecNormalize
 
-_OBSERVATIONS = Vocabulary(calls={**ARRAY_CALLS, "collections.OrderedDict": dict}, names=ARRAY_NAMES)
+_OBSERVATIONS = Vocabulary(calls={**ARRAY_CALLS, "collections.OrderedDict": empty_dict}, names=ARRAY_NAMES)
 _CLOSE = 1e-3
 UNKNOWN = "that the VecNormalize statistics are this agent's: its archive cannot tell"
 

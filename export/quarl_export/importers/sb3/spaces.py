@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import MAX_OBSERVATION_KEYS, is_observation_key
 from quarl_device.errors import ModelFileError, UnsupportedSpace
 from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, PickledDtype, as_array
-from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, read_pickle, shown
+from quarl_export.importers.sb3.unpickle import Global, Record, Vocabulary, empty_dict, read_pickle, shown
 
 MAX_FIELD_BYTES = 32 << 20
 SINGLE = "observation"
@@ -25,7 +25,7 @@ SPACE_NAMES = ("gymnasium.spaces.", "gym.spaces.", "gymnasium.utils.seeding.", "
 """Spaces and the random generators inside them; kept as data, never made."""
 
 _SPACES = Vocabulary(
-    calls={**ARRAY_CALLS, "collections.OrderedDict": dict},
+    calls={**ARRAY_CALLS, "collections.OrderedDict": empty_dict},
     names=(*ARRAY_NAMES, *SPACE_NAMES, "numpy.float32", "numpy.float64", "numpy.uint8", "numpy.int64"),
 )
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quarl_device.errors import ModelFileError
 from quarl_export.importers.sb3.archive import Members
-from quarl_export.importers.sb3.unpickle import Global, Vocabulary, read_pickle
+from quarl_export.importers.sb3.unpickle import Global, Vocabulary, empty_dict, read_pickle
 
 MAX_PICKLE_BYTES = 8 << 20
 MAX_STORAGE_BYTES = 512 << 20
@@ -126,7 +126,7 @@ class TensorArchive:
 
 def _state_dict(pickled: bytes, what: str) -> dict[str, _Tensor]:
     vocabulary = Vocabulary(
-        calls={"collections.OrderedDict": _ordered_dict, "torch._utils._rebuild_tensor_v2": _tensor},
+        calls={"collections.OrderedDict": empty_dict, "torch._utils._rebuild_tensor_v2": _tensor},
         names=tuple(_STORAGES),
         persistent=_storage,
     )
@@ -145,12 +145,6 @@ def _byte_order(members: Members, prefix: str, what: str) -> str:
     if order not in (b"little", b"big"):
         raise ModelFileError(f"{what}: byte order {order[:16]!r} is not little or big")
     return "<" if order == b"little" else ">"
-
-
-def _ordered_dict(*arguments: Any) -> dict[Any, Any]:
-    if arguments:
-        raise ValueError("an ordered dict that is made of something")
-    return {}
 
 
 def _storage(identity: Any) -> _Storage:

@@ -69,6 +69,19 @@ def shown(value: Any) -> str:
     return value.name[:MAX_NAME_SHOWN] if isinstance(value, Global) else type(value).__name__
 
 
+def empty_dict(*arguments: Any) -> dict[Any, Any]:
+    """Stand for `collections.OrderedDict`, which pickles make empty and then fill, item by item and checked.
+
+    Made of something it would hash whatever keys it is given, and copy the same dict as often as it is asked to.
+
+    Raises:
+        ValueError: there are arguments.
+    """
+    if arguments:
+        raise ValueError("an ordered dict that is made of something")
+    return {}
+
+
 @runtime_checkable
 class Buildable(Protocol):
     """An object of ours that takes the state that a pickle gives it."""

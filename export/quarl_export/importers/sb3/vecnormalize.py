@@ -19,13 +19,13 @@ from quarl_device.errors import ModelFileError, NonFiniteError
 from quarl_device.files import read_capped
 from quarl_export.importers.sb3.arrays import ARRAY_CALLS, ARRAY_NAMES, as_array, as_floats
 from quarl_export.importers.sb3.spaces import SINGLE, SPACE_NAMES
-from quarl_export.importers.sb3.unpickle import Record, Vocabulary, read_pickle, shown
+from quarl_export.importers.sb3.unpickle import Record, Vocabulary, empty_dict, read_pickle, shown
 
 MAX_BYTES = 64 << 20
 _CLASS = "stable_baselines3.common.vec_env.vec_normalize.VecNormalize"
 _STATISTICS = "stable_baselines3.common.running_mean_std.RunningMeanStd"
 _VOCABULARY = Vocabulary(
-    calls={**ARRAY_CALLS, "collections.OrderedDict": dict},
+    calls={**ARRAY_CALLS, "collections.OrderedDict": empty_dict},
     names=(_CLASS, _STATISTICS, *ARRAY_NAMES, *SPACE_NAMES, "numpy.float32", "numpy.float64", "numpy.uint8"),
 )
 
