@@ -102,14 +102,14 @@ def test_blocks_of_another_task_are_dropped_and_counted(broker, spool, caplog):
 def test_a_full_disk_stops_it_with_a_reason_loses_nothing_and_is_got_over(broker, spool, monkeypatch):
     learner = Learner(broker)
     learner.push()
-    real, state = os.writev, {"full": False}
+    real, state = os.pwritev, {"full": False}
 
-    def writev(file, parts):
+    def pwritev(file, parts, offset):
         if state["full"]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file, parts)
+        return real(file, parts, offset)
 
-    monkeypatch.setattr(os, "writev", writev)
+    monkeypatch.setattr(os, "pwritev", pwritev)
     with Running(broker, outbox=spool, max_offline_s=60.0) as actor:
         wait_for(lambda: len(learner.stored) > 5)
         # Without a learner the block that could not be written is nowhere else.
