@@ -258,6 +258,13 @@ class DiskSpool:
             self._mark()
         return freed
 
+    def holds_other_task(self, task: str) -> bool:
+        """Return whether a block of another task is held. See `Outbox`."""
+        fingerprint = _fingerprint(task)
+        if self._unwritten is not None and fingerprint != self._task:
+            return True
+        return any(len(segment) and segment.task != fingerprint for segment in self._segments)
+
     def begin_task(self, task: str) -> int:
         """Drop what was put for another task. See `Outbox`."""
         fingerprint = _fingerprint(task)
