@@ -342,9 +342,14 @@ class Ingest:
         return self._journal.position
 
     def sync(self) -> None:
-        """Let accepted blocks survive a power cut, if that is due; raises JournalError."""
+        """Let accepted blocks survive a power cut, if that is due; raises JournalError.
+
+        Call it often, on another thread than the link's: blocks come in while the disk takes its time.
+        """
         with self._lock:
-            self._journal.sync_if_due()
+            job = self._journal.sync_job() if self._journal.sync_is_due() else None
+        if job is not None:
+            job()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[Cut]:
@@ -356,7 +361,10 @@ class Ingest:
             JournalError: the disk refuses.
         """
         with self._lock:
-            self._journal.sync()
+            job = self._journal.sync_job()
+        job()
+        with self._lock:
+            self._journal.sync()  # what came meanwhile
             if len(self._checkpoints) == _KEPT_CHECKPOINTS:
                 self._journal.trim(self._checkpoints[0] - self.replay.capacity)
             yield Cut(
@@ -409,7 +417,7 @@ class Ingest:
                 f"journal {self._journal.directory} holds a block that does not fit this environment: {error}"
             ) from error
         # What was journalled had been accepted: whatever is missing before it was lost or declared dropped then.
-        self.sessions.admit(
+        verdict = self.sessions.admit(
             device,
             block.boot_id,
             block.sequence,
@@ -418,6 +426,10 @@ class Ingest:
             first_step=block.first_step,
             steps=block.transitions,
         )
+        if verdict is not Verdict.ACCEPT:
+            self._counts["duplicates"] += 1
+            _LOG.warning("the journal holds block %s/%s/%d twice", device, block.boot_id, block.sequence)
+            return 0
         return self._insert(device, block)
 
     def _segment_snapshot(self) -> tuple[int, Mapping[str, Any]]:

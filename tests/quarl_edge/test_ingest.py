@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import threading
 from pathlib import Path
@@ -238,6 +239,73 @@ def test_w2_what_the_journal_refuses_is_neither_stored_nor_acknowledged(ingest, 
     assert ingest.offer("pi", data) is ACCEPT
     assert ingest.blocked == ""
     assert [(ack.inserted, ack.durable) for _, ack in ingest.acks()] == [(2, 2)]
+
+
+def test_w1_a_failed_fsync_does_not_have_a_block_stored_twice(tmp_path, monkeypatch):
+    ingest = open_ingest(tmp_path, journal_fsync_interval_s=1e-6)
+    world = World(1, seed=3)
+    blocks = [payload(world.block(8, sequence)) for sequence in range(3)]
+
+    def broken(_file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert ingest.offer("pi", blocks[0]) is ACCEPT
+    with monkeypatch.context() as patch:
+        patch.setattr("quarl_edge.replay.journal.os.fdatasync", broken)
+        assert ingest.offer("pi", blocks[1]) is ACCEPT, "it survives kill -9, which is what durable says"
+        with pytest.raises(JournalError, match="Input/output error"):
+            ingest.sync()
+    assert ingest.offer("pi", blocks[1]) is Verdict.DUPLICATE
+    assert ingest.offer("pi", blocks[2]) is ACCEPT
+    steps, transitions = ingest.env_steps, ingest.replay.inserted
+    ingest.close()
+    again = open_ingest(tmp_path)
+    assert again.rebuild().blocks == 3
+    assert (again.env_steps, again.replay.inserted) == (steps, transitions)
+    again.close()
+
+
+def test_w1_a_journal_that_holds_a_block_twice_fills_replay_once(tmp_path, caplog):
+    """However it came about: an older version wrote one again after a failed fsync."""
+    world = World(1, seed=3)
+    blocks = [payload(world.block(8, sequence)) for sequence in (0, 1)]
+    journal = Journal(tmp_path)
+    for data in (blocks[0], blocks[0], blocks[1], blocks[0]):
+        journal.append("pi", data)
+    journal.close()
+    again = open_ingest(tmp_path)
+    again.rebuild()
+    assert (again.env_steps, again.counters["blocks"], again.counters["duplicates"]) == (16, 2, 2)
+    assert again.sessions.account("pi").stored_steps == 16
+    assert again.replay.inserted <= 16
+    assert "twice" in caplog.text
+    again.close()
+
+
+def test_blocks_come_in_while_the_disk_takes_its_time(tmp_path, monkeypatch):
+    ingest = open_ingest(tmp_path, journal_fsync_interval_s=1e-6)
+    world = offer_all(ingest, "pi", 1)
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(_file: int) -> None:
+        began.set()
+        assert may_end.wait(30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quarl_edge.replay.journal.os.fdatasync", slow)
+        thread = threading.Thread(target=ingest.sync, daemon=True)
+        thread.start()
+        assert began.wait(30)
+        offering = threading.Thread(target=offer_all, args=(ingest, "pi", 1), kwargs={"start": 1, "world": world})
+        offering.start()
+        offering.join(10)
+        held_up = offering.is_alive()
+        may_end.set()
+        thread.join(30)
+        offering.join(30)
+    assert not held_up
+    assert ingest.env_steps == 16
+    ingest.close()
 
 
 # -- credit ------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ CLIPPED = 0.01
 STEEP_DB = 6.0
 FEW_STEPS = 16
 POOR_DB = 20.0
+# Rounding moves a weight by half a step; a range that has not followed it clips it by little more.
+WEIGHT_STEPS = 4.0
 FORCED = "R10"
 
 # Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside".
@@ -75,6 +77,16 @@ def forced(path: str, codes: Sequence[str]) -> Finding:
     )
 
 
+def one_is_centred(path: str) -> Finding:
+    """Return what to know where the Q values of one file are centred and the other's are not."""
+    return Finding(
+        code="R12",
+        severity="note",
+        message=f"the Q values of {path or 'one file'} have no mean over actions (--center-q): values are compared up "
+        "to a shift of all actions, which changes none",
+    )
+
+
 def _acting(acting: Agreement | None) -> Iterator[Finding]:
     if acting is None:
         yield Finding(
@@ -121,6 +133,27 @@ def _narrow(each: InputSaturation) -> Iterator[Finding]:
         )
 
 
+def _weights(layer: LayerReport) -> Iterator[Finding]:
+    if layer.weights is None or layer.weights.error_steps is None or not layer.weights.error_steps > WEIGHT_STEPS:
+        return
+    told = f"layer {layer.name!r}: a weight is {layer.weights.error_steps:.1f} steps from the float file's"
+    if layer.reads_observation:
+        # A converter may multiply a normaliser's scale into the first layer of one file and not of the other.
+        yield Finding(
+            code="R11",
+            severity="note",
+            message=f"{told}: a normaliser that one file has folded into it, or other weights",
+            mend="if its error is as small as that of the layers behind it, it is a normaliser",
+        )
+    else:
+        yield Finding(
+            code="R11",
+            severity="warning",
+            message=f"{told}: rounding alone moves it by half a step",
+            mend="the files are of different weights, or one is damaged: export both again",
+        )
+
+
 def _layers(layers: Sequence[LayerReport]) -> Iterator[Finding]:
     before = math.inf
     for layer in layers:
@@ -134,6 +167,7 @@ def _layers(layers: Sequence[LayerReport]) -> Iterator[Finding]:
                 mend="widen its range, quantize per channel, or keep it in float",
             )
         before = min(before, snr)
+        yield from _weights(layer)
         if layer.grid is None or layer.kind in (*_FIXED_RANGE, *_SAID_BY_DIMENSION):
             continue
         if layer.grid.clipped > CLIPPED:
