@@ -553,7 +553,7 @@ def test_after_a_sync_that_failed_everything_it_was_about_is_written_again(spool
     real = os.pwrite
 
     def pwrite(file, data, offset):
-        path = Path(os.readlink(f"/proc/self/fd/{file}"))
+        path = Path(f"/proc/self/fd/{file}").readlink()
         written[path] = written.get(path, b"") + bytes(data)
         return real(file, data, offset)
 

@@ -1,7 +1,7 @@
-"""Every decoder of untrusted payloads and topics, for hypothesis (`tests/device/test_wire_fuzz.py`) and for atheris (`make fuzz`).
+"""Every decoder of untrusted payloads and topics, for hypothesis (`tests/device/test_wire_fuzz.py`) and atheris.
 
-A decoder holds if whatever it is given comes back as a value or as a `QuarlError`: any other exception would be a bug
-that a stranger can trigger.
+`make fuzz` runs the latter. A decoder holds if whatever it is given comes back as a value or as a `QuarlError`: any
+other exception would be a bug that a stranger can trigger.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ def decoders() -> list[Decoder]:
     push, manifest, topics = golden("push.bin"), golden("manifest.bin"), Topics("lab")
     any_blocks = golden(*sorted(path.name for path in GOLDEN.glob("block_*")))
     json_messages = [
-        ("learner birth", LearnerBirth.decode, golden("learner_online.json", "learner_lockstep.json", "learner_gone.json")),
+        (
+            "learner birth",
+            LearnerBirth.decode,
+            golden("learner_online.json", "learner_lockstep.json", "learner_gone.json"),
+        ),
         ("device state", DeviceState.decode, golden("state_online.json", "state_gone.json")),
         ("ack", Ack.decode, golden("ack.json", "ack_first.json")),
         ("telemetry", Telemetry.decode, golden("telemetry.json")),
