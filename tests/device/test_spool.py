@@ -596,14 +596,17 @@ def test_a_restart_begins_about_where_the_learner_was_whatever_the_policy(spool,
     assert spool(B, config).base == 5
 
 
-def test_a_life_that_was_dropped_for_room_is_not_delivered_again(spool):
+def test_a_life_that_was_dropped_for_room_is_not_delivered_again(spool, monkeypatch):
+    """Not even where its files could not be removed."""
     config = SpoolConfig(max_bytes=64 * 1024, when_full="drop-oldest")
     one = spool(A, config)
     fill(one, 3)
     kill(one)
     two = spool(B, config)
-    while two.delivering == A:
-        fill(two, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        while two.delivering == A:
+            fill(two, 1)
     held = len(two)
     kill(two)
     three = spool(C, config)
