@@ -34,6 +34,7 @@ from quarl_edge.broker.authority import Authority, check_host, check_served, rea
 from quarl_edge.broker.disk import (
     broker_user,
     check_reachable,
+    finish,
     give,
     interrupted,
     locked,
@@ -261,13 +262,14 @@ class BrokerDirectory:
             files.CA_FILE: read_file(self.ca_certificate),
             files.TOML_FILE: files.credentials_toml(name=name, role=role, fleet=fleet, broker=url).encode(),
         }
-        # Registered before the credentials are in place: a certificate that nobody knows of could never be revoked.
+        # Registered before the credentials are in place: a certificate that nobody knows of could never be revoked. The
+        # one exception lives for minutes and leaves its process never (`running.end_session`).
         write_folder(
             self.credentials_of(name),
             {**contents, **extra},
             before=lambda: register.add(entry).write(self._register_file),
         )
-        self.write_rules()
+        self._write_rules()
         return Made(entry=entry, folder=self.credentials_of(name), broker=url, before=known)
 
     def revoke(self, name: str) -> None:
@@ -300,7 +302,16 @@ class BrokerDirectory:
             raise AuthorityError(error.message, hint=error.hint or hint) from error
 
     def write_rules(self) -> None:
-        """Write the access rules that follow from the register."""
+        """Write the access rules that follow from the register.
+
+        Raises:
+            AuthorityError: they cannot be written, or an enrolment holds the directory for 10 s.
+        """
+        # Not without the lock: rules of a register that an enrolment has just replaced would undo its own.
+        with locked(self.path):
+            self._write_rules()
+
+    def _write_rules(self) -> None:
         clients = self.register().current()
         write_served(self.acl, mosquitto_acl(clients).encode())
         write_file(self.path / "acl.conf", emqx_acl(clients).encode())
@@ -337,7 +348,7 @@ class BrokerDirectory:
             write_served(self.server, issued.key + issued.certificate)
         if anew or not self.revoked.exists() or not self._fits():
             self._write_revoked(self.register(), self.authority())
-        self.write_rules()
+        self._write_rules()
         self.check_served()
 
     def _fits(self) -> bool:
@@ -348,10 +359,10 @@ class BrokerDirectory:
 
     def _finish_enrolments(self) -> None:
         """Clear what killed enrolments left, and make the credentials of the directory's own clients."""
-        left = interrupted(self.path / "clients")
-        for path in (path for paths in left.values() for path in paths):
-            with told(path):
-                shutil.rmtree(path)
+        clients = self.path / "clients"
+        left = interrupted(clients)
+        for name, paths in left.items():
+            finish(clients / name, paths)
         register = self.register()
         for name in OWN_CLIENTS:
             known = register.find(name)
