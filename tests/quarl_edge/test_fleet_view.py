@@ -222,3 +222,9 @@ def test_a_reason_of_several_lines_is_made_one_by_its_sender():
     assert DeviceState.decode(sent).blocked.startswith("failed: a  bx")
     told = LearnerTelemetry(epoch=1, blocked="disk\x1b[2J").encode()
     assert LearnerTelemetry.decode(told).blocked == "disk [2J"
+
+
+def test_a_stop_of_unknown_beginning_has_no_length(scene):
+    scene.listen()
+    scene.state(blocked="failed: out of memory", status="gone")
+    assert scene.actors["pi"]["blocked_s"] == 0.0
