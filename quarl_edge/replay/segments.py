@@ -150,7 +150,7 @@ def header_is_whole(path: Path) -> bool:
         length, crc = FIXED.unpack(fixed)[3:]
         if size > FIXED.size + length or length > MAX_HEADER_BYTES:
             return True
-        return zlib.crc32(file.read(length)) == crc
+        return bool(zlib.crc32(file.read(length)) == crc)
 
 
 def _read_header(path: Path) -> Segment:
