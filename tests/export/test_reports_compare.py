@@ -14,7 +14,7 @@ from quarl_device.flatbuffer import Tensor, read_graph
 from quarl_device.policy_file import METADATA_NAME
 from quarl_device.preprocess import bind_inputs, to_tensor
 from quarl_export.graph import repack
-from quarl_export.reports import compare_files
+from quarl_export.reports import compare_files, write_report
 from quarl_export.reports.acting import actions, agreement
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputMeter
@@ -292,6 +292,33 @@ def test_files_that_do_not_belong_together():
         compare_files(pair("cartpole")[0], pair("qat")[1])
     with pytest.raises(UsageError, match="exclude each other"):
         compare_files(*pair("cartpole"), env_id="CartPole-v1", observations=DATA)
+
+
+def test_files_of_one_policy_with_other_operators_are_compared_by_what_they_give(tmp_path):
+    """A LayerNormalization that is kept in float is converted to other operators than in a float file."""
+    left, right = pair("cartpole")[0], pair("qat")[1]
+    found = compare_files(left, right, rows=20, same_policy=True)
+    assert "R11" in {finding.code for finding in found.findings}
+    assert {layer.kind for layer in found.layers} <= {"QUANTIZE"}
+    assert found.agreement is not None
+    assert "different operators" in write_report(found, tmp_path).read_text()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_trainings_of_one_architecture_are_not_taken_for_one_policy(name, tmp_path):
+    left, right = pair(name)
+    assert "R12" not in {finding.code for finding in compared(name).findings}
+    data, graph = left.read_bytes(), read_graph(left.read_bytes())
+    rng = np.random.default_rng(0)
+    for operator in graph.operators:
+        for index in operator.inputs[1:2]:
+            tensor = graph.tensors[index]
+            if tensor.size and len(tensor.shape) > 1 and tensor.dtype == "float32":
+                weights = graph.constant(tensor)
+                data = data.replace(weights.tobytes(), rng.permutation(weights.ravel()).tobytes())
+    other = tmp_path / "other.tflite"
+    other.write_bytes(data)
+    assert compare_files(other, right, rows=20).findings[0].code == "R12"
 
 
 def test_a_file_that_no_runtime_survives_is_refused_before_it_runs_here():

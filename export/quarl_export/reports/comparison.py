@@ -14,7 +14,7 @@ import numpy as np
 from quarl_device.contract import PolicyContract
 from quarl_device.errors import UsageError
 from quarl_export.reports.acting import Agreement, actions, agreement
-from quarl_export.reports.findings import Finding, find, forced
+from quarl_export.reports.findings import Finding, find, forced, unmatched
 from quarl_export.reports.layers import LayerPair, LayerReport, input_report, pair_layers
 from quarl_export.reports.metrics import ErrorMeter, Errors
 from quarl_export.reports.observations import (
@@ -28,7 +28,7 @@ from quarl_export.reports.observations import (
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputMeter, InputSaturation
 from quarl_export.reports.side import Side, read_side
-from quarl_export.reports.structure import Float
+from quarl_export.reports.structure import Float, OtherStructure
 
 _FLOAT = ("float32", "float16")
 _QUANTIZED = ("int8", "int16x8", "dynamic")
@@ -108,6 +108,7 @@ def compare_files(
     env_id: str = "",
     rows: int = DEFAULT_ROWS,
     seed: int = 0,
+    same_policy: bool = False,
 ) -> Comparison:
     """Compare two files of one network.
 
@@ -118,6 +119,8 @@ def compare_files(
         env_id: an environment to play instead.
         rows: how many observations, at most.
         seed: of what is random.
+        same_policy: both files are known to be of one policy: where a conversion split layers up so that they cannot
+            be matched, inputs, outputs and actions are compared all the same, and a finding says so.
 
     Raises:
         ModelFileError: a file is missing, not TFLite, damaged, or cannot be run.
@@ -132,10 +135,20 @@ def compare_files(
     _check_order(left, right)
     _check_same_observations(left, right)
     traced = TracedFile(left), TracedFile(right)
-    pairs = pair_layers(left, right)
+    pairs, known = _pairs(left, right, same_policy=same_policy)
     contract = right.contract or left.contract
     given = _observations(traced[0], right, contract, observations=observations, env_id=env_id, rows=rows, seed=seed)
-    return _compare(traced[0], traced[1], pairs, given, contract)
+    return _compare(traced[0], traced[1], pairs, given, contract, known=known)
+
+
+def _pairs(left: Side, right: Side, *, same_policy: bool) -> tuple[tuple[LayerPair, ...], tuple[Finding, ...]]:
+    """Return the matched layers, none and a finding where those of one policy cannot be matched."""
+    try:
+        return pair_layers(left, right), ()
+    except OtherStructure:
+        if not same_policy:
+            raise
+        return (), (unmatched(),)
 
 
 def _check_order(left: Side, right: Side) -> None:
@@ -220,6 +233,8 @@ def _compare(
     pairs: tuple[LayerPair, ...],
     given: Observations,
     contract: PolicyContract | None,
+    *,
+    known: tuple[Finding, ...] = (),
 ) -> Comparison:
     source = right.side if right.side.contract else left.side
     mine, its = (_places(each.side, contract, source) for each in (left, right))
@@ -265,5 +280,6 @@ def _compare(
         findings=(
             *(forced(each.side.path, each.side.forced) for each in (left, right) if each.side.forced),
             *find(acting, layers, saturation, recorded=given.recorded, traced_gap=traced_gap),
+            *known,
         ),
     )

@@ -18,6 +18,9 @@ STEEP_DB = 6.0
 FEW_STEPS = 16
 POOR_DB = 20.0
 FORCED = "R10"
+# Rounding, down to two bits, leaves weights nearly parallel; weights that nothing connects are nearly orthogonal.
+RELATED_COSINE = 0.5
+UNMATCHED = "R11"
 
 # Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside".
 _FIXED_RANGE = ("TANH", "LOGISTIC", "SOFTMAX")
@@ -44,7 +47,7 @@ def find(
     traced_gap: float,
 ) -> tuple[Finding, ...]:
     """Return what stands out, gravest first."""
-    found = [*_acting(acting), *_inputs(inputs, recorded), *_layers(layers)]
+    found = [*_origin(layers), *_acting(acting), *_inputs(inputs, recorded), *_layers(layers)]
     if not recorded:
         found.append(
             Finding(
@@ -75,6 +78,15 @@ def forced(path: str, codes: Sequence[str]) -> Finding:
     )
 
 
+def unmatched() -> Finding:
+    """Return what to know of two files of one policy whose operators differ too much to tell layer by layer."""
+    return Finding(
+        code=UNMATCHED,
+        severity="note",
+        message="the two files compute this policy with different operators, so its layers are not compared one by one",
+    )
+
+
 def _acting(acting: Agreement | None) -> Iterator[Finding]:
     if acting is None:
         yield Finding(
@@ -90,6 +102,22 @@ def _acting(acting: Agreement | None) -> Iterator[Finding]:
             message=f"the files act differently on {acting.disagreements} observations ({1 - acting.share:.1%}); "
             f"where they do, it is {acting.gap_relative:.2%} {acting.gap}",
             mend="small: near-ties, harmless; large: look for the layer below where the error begins",
+        )
+
+
+def _origin(layers: Sequence[LayerReport]) -> Iterator[Finding]:
+    """Tell two trainings of one architecture from two files of one policy."""
+    related = [
+        layer.weights.cosine for layer in layers if layer.weights is not None and layer.weights.cosine is not None
+    ]
+    # A normaliser may be folded into a first layer, so that one layer alone says nothing.
+    if len(related) > 1 and max(related) < RELATED_COSINE:
+        yield Finding(
+            code="R12",
+            severity="warning",
+            message="the weights of every layer differ by far more than rounding: the files are not of one policy, and "
+            f"what follows is not quantization's doing (cosine of weights at most {max(related):.2f})",
+            mend="compare a float and a quantized export of one training",
         )
 
 

@@ -14,7 +14,7 @@ from quarl_export.reports.metrics import ErrorMeter, Errors, GridMeter
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputSaturation
 from quarl_export.reports.side import Side
-from quarl_export.reports.structure import Float, Layer, layer_names, layers_of, match, real_constant
+from quarl_export.reports.structure import Float, Layer, cosine, layer_names, layers_of, match, real_constant
 
 _GRIDS = ("int8", "uint8", "int16")
 
@@ -29,6 +29,7 @@ class WeightGrid:
         scale_min: the smallest of them.
         scale_max: the largest.
         max_abs_error: against the float file's weights; `None` where that file has folded something into them.
+        cosine: between them and the float file's, `None` where they cannot be compared.
     """
 
     counts: tuple[int, ...] = field(repr=False)
@@ -36,6 +37,7 @@ class WeightGrid:
     scale_min: float
     scale_max: float
     max_abs_error: float | None
+    cosine: float | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,12 +177,14 @@ def _weight_grid(left: Graph, layer: Layer, right: Graph, twin: Layer) -> Weight
     stored = right.constant(tensor).ravel().astype(np.int64)
     counts = np.bincount(np.clip(stored, -127, 127) + 127, minlength=255)
     scales = tensor.quantization.scales
+    mine, its = real_constant(left, layer.weights), real_constant(right, twin.weights)
     return WeightGrid(
         counts=tuple(int(n) for n in counts),
         channels=int(scales.size),
         scale_min=float(scales.min()),
         scale_max=float(scales.max()),
-        max_abs_error=_weight_error(real_constant(left, layer.weights), real_constant(right, twin.weights), scales),
+        max_abs_error=_weight_error(mine, its, scales),
+        cosine=cosine(mine, its),
     )
 
 
