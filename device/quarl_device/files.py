@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from quarl_device.errors import ModelError, QuarlError
+from quarl_device.errors import ModelError, ModelFileError, QuarlError
 
 _PIPE_TIMEOUT_S = 5.0
 
@@ -109,6 +109,25 @@ def write_atomic(
     finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
+
+
+def check_target(path: Path) -> None:
+    """Refuse a model file that cannot be written, before the work that makes its content.
+
+    A folder that is missing is refused too: more often it is a typing error than meant.
+
+    Raises:
+        ModelFileError: a directory, no regular file, or a folder that is missing or not writable.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise ModelFileError(f"model cannot be written: {path} is a directory", hint="name a file: model.tflite")
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"model cannot be written: {path} is no regular file", hint="name a file: model.tflite")
+    if not folder.is_dir():
+        raise ModelFileError(f"model cannot be written: there is no directory {folder}", hint=f"mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ModelFileError(f"model cannot be written: no permission to write in {folder.absolute()}")
 
 
 def sync_directory(path: Path) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from quarl_device.errors import UsageError
 from quarl_device.policy import Policy
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.runtime.bench import act_latency
+from quarl_export.compare import difference
 from quarl_export.converter import Io
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
 from quarl_export.ir.reference import run_graph
@@ -45,10 +46,11 @@ class PushSpeed:
         patch_ms_p50: weights and ranges to a complete file, median.
         convert_ms_p50: the same by TensorFlow's converter, median of the conversions between the patches.
         ratio: `convert_ms_p50 / patch_ms_p50`.
-        identical: whether every audited patch had every tensor, scale and zero point of its conversion.
+        identical: whether the bytes of every audited push had every tensor, scale and zero point of its conversion.
         audited: how many were compared.
         pushes: how many patches were timed.
-        rss_growth_bytes: resident memory after the timed patches, less that before them.
+        rss_growth_bytes: resident memory after `pushes` more patches, less that before them: nothing else is
+            made in between.
     """
 
     hidden: tuple[int, ...]
@@ -149,32 +151,58 @@ def push_speed(
         raise UsageError(f"{conversions} conversions among {pushes} pushes: expected 1 <= conversions <= pushes")
     policy = dense_policy(hidden)
     template = Template.from_model(policy, options=options).with_contract(policy, policy.golden_observations)
-    rng = np.random.default_rng(1)
     audits = set(np.linspace(0, pushes - 1, conversions).astype(int).tolist())
     patch_ms, convert_ms, differing, size = [], [], 0, 0
-    template.patch_policy(policy)
-    before = _resident_bytes()
-    grown = 0
-    for number in range(pushes):
-        weights = {name: array * np.float32(rng.uniform(0.5, 2.0)) for name, array in policy.weights.items()}
+    moments = _moments(policy, np.random.default_rng(1))
+    for number, moment in zip(range(pushes), moments, strict=False):
         started = time.perf_counter()
-        size = len(template.patch(weights, policy.ranges))
+        pushed = template.patch_policy(moment)
         patch_ms.append((time.perf_counter() - started) * 1e3)
+        size = len(pushed)
         if number in audits:
-            grown += _resident_bytes() - before
             started = time.perf_counter()
-            convert_quantized(dataclasses.replace(policy, weights=weights), policy.ranges, options=template.options)
+            converted = convert_quantized(moment, moment.ranges, options=template.options)
             convert_ms.append((time.perf_counter() - started) * 1e3)
-            differing += bool(template.audit(weights, policy.ranges))
-            # What a conversion leaves in memory is not the patches'.
-            before = _resident_bytes()
+            differing += bool(difference(pushed, converted))
         progress(number + 1)
-    grown += _resident_bytes() - before
+    grown = _growth_bytes(lambda: template.patch_policy(moment), pushes)
     patch, convert = float(np.median(patch_ms)), float(np.median(convert_ms))
     return PushSpeed(
         hidden=tuple(hidden), bytes=size, patch_ms_p50=patch, convert_ms_p50=convert, ratio=convert / patch,
         identical=not differing, audited=conversions, pushes=pushes, rss_growth_bytes=grown,
     )  # fmt: skip
+
+
+def _moments(policy: ImportedPolicy, rng: np.random.Generator) -> Iterator[ImportedPolicy]:
+    """Yield `policy` with weights, ranges and a normaliser of its own every time, as a learner would push it.
+
+    Gaussians of the size of the weights: drawn fresh, so that no kernel has the steps of the one before.
+    """
+    while True:
+        weights = {
+            name: rng.standard_normal(array.shape, np.float32) * np.float32(max(1e-3, array.std()))
+            for name, array in policy.weights.items()
+        }
+        ranges = {
+            site: (low * float(rng.uniform(0.7, 1.4)), high * float(rng.uniform(0.7, 1.4)))
+            for site, (low, high) in policy.ranges.items()
+        }
+        normalizer = dataclasses.replace(
+            policy.contract.normalizer,
+            offset={_KEY: (float(rng.uniform(-0.2, 0.2)),)},
+            scale={_KEY: (float(rng.uniform(0.3, 0.7)),)},
+        )
+        contract = dataclasses.replace(policy.contract, normalizer=normalizer)
+        yield dataclasses.replace(policy, weights=weights, ranges=ranges, contract=contract)
+
+
+def _growth_bytes(push: Callable[[], object], pushes: int) -> int:
+    """Return by how much resident memory grows over so many pushes; the first one has made what is kept."""
+    push()
+    before = _resident_bytes()
+    for _ in range(pushes):
+        push()
+    return _resident_bytes() - before
 
 
 def act_speed(

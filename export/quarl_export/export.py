@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import quarl_export
 from quarl_device.errors import ModelFileError, SelfTestError
-from quarl_device.files import write_atomic
+from quarl_device.files import check_target, write_atomic
 from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
 from quarl_export.calibration import CalibrationData
 from quarl_export.checkpoint import PolicyCheckpoint, load_policy
@@ -105,7 +105,7 @@ def export_policy(
         CheckFailed: a check did not pass.
         SelfTestError: the file does not compute what the network computes.
     """
-    _check_target(model)
+    check_target(model)
     policy = load_policy(checkpoint)
     policy.snapshot.check_finite()
     options = options or ExportOptions()
@@ -144,7 +144,7 @@ def export_imported(
         ConversionError, PatchError, NonFiniteError, UsageError: the policy cannot be made into a right file.
         CheckFailed: a check did not pass.
     """
-    _check_target(model)
+    check_target(model)
     return _write(build_file(source, options, data=data, play=play), model)
 
 
@@ -269,19 +269,6 @@ def _parity(policy: PolicyCheckpoint, file: PolicyFile) -> tuple[int, int]:
             f"{limit}"
         )
     return int(errors[: len(golden)].max()), int(errors[len(golden) :].max())
-
-
-def _check_target(model: Path) -> None:
-    """Refuse a path that can never be written before seconds of conversion, not after."""
-    if model.is_dir():
-        raise ModelFileError(
-            f"model cannot be written: {model} is a directory", hint="give a file such as model.tflite"
-        )
-    parent = model.parent
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    if not parent.is_dir():
-        raise ModelFileError(f"model cannot be written: {parent} is not a directory")
 
 
 __all__ = [

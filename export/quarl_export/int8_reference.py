@@ -7,6 +7,7 @@ quants leave out). Products are summed in float64, so a right file differs only 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,6 @@ from quarl_export.range_plan import QuantizationOptions, Range, plan_ranges
 
 Float64 = NDArray[np.float64]
 Float32 = NDArray[np.float32]
-INT32_MAX = 2**31 - 1
 
 
 def run_int8_reference(
@@ -95,10 +95,21 @@ class Int8Network:
         real = np.ascontiguousarray((steps * scales.kernel[:, None]).T).reshape(kernel.shape)
         return [real] if bias is None else [real, np.rint(bias.astype(np.float64) / scales.bias) * scales.bias]
 
-    def bias_steps(self, layer: Layer) -> float:
-        """Return the largest bias of an int8 `layer` in steps of int32."""
-        bias = self._policy.weights[f"{layer.name}/bias"].astype(np.float64)
-        return float(np.abs(np.rint(bias / self.bias_scales[layer.name])).max(initial=0.0))
+    def bits_lost_to_bias(self, layer: Layer) -> float:
+        """Return how many bits of the weights of an int8 `layer` its bias costs, by opening their scale.
+
+        The layer's own largest weight is the measure: a channel of small weights that opens up to it has lost nothing
+        that one scale for all channels would have kept. A kernel of zeros has nothing to lose.
+        """
+        kernel, bias = (self._policy.weights[name] for name in layer.weight_names())
+        if not kernel.any():
+            return 0.0
+        source = self._source_scale(layer)
+        opened, alone = (
+            float(layer_scales(layer, kernel, part, source, options=self._options).kernel.max())
+            for part in (bias, None)
+        )
+        return math.log2(opened / alone)
 
     @property
     def rescalings(self) -> dict[str, float]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,12 +25,33 @@ from quarl_export.ir import ImportedPolicy, PolicyGraph
 from quarl_export.kernels import is_convertible
 from quarl_export.metadata import complete_policy
 from quarl_export.patch.builder import build_writer
-from quarl_export.patch.values import NormalizerArrays, PolicyValues, normalizer_arrays, untied
+from quarl_export.patch.values import NormalizerArrays, PolicyValues, is_tied, normalizer_arrays, untied
 from quarl_export.patch.writer import Writer
 from quarl_export.quantized import convert_planned
 from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
 
 Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What `Template.audit` has compared, and found.
+
+    Attributes:
+        compared: "these values": their patch with their conversion; "untied values": the converter treats layers of
+            equal values otherwise than others, so values were compared that differ from these by little more than a
+            rounding (`quarl_export.patch.values.untied`); "nothing": the template converts every time, and a
+            conversion is no evidence for itself.
+        difference: the first one, "" where there is none.
+    """
+
+    compared: Literal["these values", "untied values", "nothing"]
+    difference: str = ""
+
+    @property
+    def identical(self) -> bool:
+        """Whether something was compared, and is the same."""
+        return self.compared != "nothing" and not self.difference
 
 
 class Template:
@@ -173,11 +195,8 @@ class Template:
         ranges: Mapping[str, Range],
         *,
         normalizer: NormalizerArrays | None = None,
-    ) -> str:
-        """Patch and convert these values; return the first difference, "" where there is none.
-
-        Where two layers have the same kernel both are done with kernels that differ a little (see
-        `quarl_export.patch.values.untied`).
+    ) -> Audit:
+        """Patch and convert these values; return what was compared, and the first difference.
 
         Raises:
             ConversionError: TensorFlow could not convert them, or has no grid of so few bits per channel.
@@ -185,9 +204,15 @@ class Template:
         """
         if not is_convertible(self._plan):
             raise ConversionError("the converter has no grid of fewer than 8 bits per channel to compare with")
-        values = untied(self._values(weights, ranges, normalizer), self._plan)
-        patched = self.patch(values.weights, values.ranges, normalizer=normalizer)
-        return difference(patched, convert_planned(self._plan, values))
+        values = self._values(weights, ranges, normalizer)
+        if self._writer is None:
+            return Audit(compared="nothing")
+        tied = is_tied(values, self._plan)
+        values = untied(values, self._plan) if tied else values
+        return Audit(
+            compared="untied values" if tied else "these values",
+            difference=difference(self._writer.write(values), convert_planned(self._plan, values)),
+        )
 
     def with_metadata(self, entries: Mapping[str, bytes]) -> Template:
         """Return a template whose files carry these metadata entries."""

@@ -232,7 +232,8 @@ class BrokerDirectory:
                 expires=int(issued.expires.timestamp()),
                 learner_key=public,
             )
-            # Before the credentials: a certificate that nobody knows of could never be revoked.
+            # Before the credentials: a certificate that nobody knows of could never be revoked. The one exception lives
+            # for minutes and leaves its process never (`running.end_session`).
             register.add(entry).write(self._register_file)
             contents = {
                 files.KEY_FILE: issued.key,
@@ -241,7 +242,7 @@ class BrokerDirectory:
                 files.TOML_FILE: files.credentials_toml(name=name, role=role, fleet=fleet, broker=url).encode(),
             }
             write_folder(self.credentials_of(name), {**contents, **extra})
-            self.write_rules()
+            self._write_rules()
         return Made(entry=entry, folder=self.credentials_of(name), broker=url)
 
     def revoke(self, name: str) -> None:
@@ -262,7 +263,16 @@ class BrokerDirectory:
                 shutil.rmtree(self.credentials_of(name))
 
     def write_rules(self) -> None:
-        """Write the access rules that follow from the register."""
+        """Write the access rules that follow from the register.
+
+        Raises:
+            AuthorityError: they cannot be written, or an enrolment holds the directory for 10 s.
+        """
+        # Not without the lock: rules of a register that an enrolment has just replaced would undo its own.
+        with locked(self.path):
+            self._write_rules()
+
+    def _write_rules(self) -> None:
         clients = self.register().current()
         write_served(self.acl, mosquitto_acl(clients).encode())
         write_file(self.path / "acl.conf", emqx_acl(clients).encode())
@@ -300,7 +310,7 @@ class BrokerDirectory:
             write_file(self.server_certificate, issued.certificate)
         if anew or not self.revoked.exists():
             self._write_revoked(self.register(), self.authority())
-        self.write_rules()
+        self._write_rules()
 
     def _write_revoked(self, register: Register, authority: Authority) -> None:
         entries = [entry.revocation for entry in register if entry.revoked]

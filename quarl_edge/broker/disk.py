@@ -41,21 +41,35 @@ def write_served(path: Path, data: bytes) -> None:
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Put a folder of these files in place, instead of one that may be there; keys for their owner alone.
 
+    The one that was there is moved aside, not removed, until the new one is in its place.
+
     Raises:
         AuthorityError: it cannot be written.
     """
     with told(folder):
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        aside = made.with_name(f"{made.name}.old")
         try:
             for name, data in contents.items():
                 write_file(made / name, data, mode=0o600 if name.endswith(".key") else 0o644)
-            if folder.exists():
-                shutil.rmtree(folder)
-            made.rename(folder)
+            _exchange(folder, made, aside=aside)
             sync_directory(folder.parent)
         finally:
             shutil.rmtree(made, ignore_errors=True)
+            if folder.exists():
+                shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(folder: Path, made: Path, *, aside: Path) -> None:
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        made.rename(folder)
+    except OSError:
+        if aside.exists():
+            aside.rename(folder)
+        raise
 
 
 def broker_user() -> pwd.struct_passwd | None:

@@ -58,10 +58,12 @@ def _check_certificate(directory: BrokerDirectory) -> None:
 def _run_mosquitto(directory: BrokerDirectory, listen: Address, *, ready: Callable[[], None]) -> None:
     find_mosquitto()
     asked: list[int] = []
+    reloads: list[int] = []
     server: MosquittoServer | None = None
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
+            reloads.append(number)
             if server is not None:
                 server.reload()
             return
@@ -72,6 +74,9 @@ def _run_mosquitto(directory: BrokerDirectory, listen: Address, *, ready: Callab
     before = {number: signal.signal(number, handle) for number in (*_END, signal.SIGHUP)}
     try:
         server = MosquittoServer(directory, listen)
+        if reloads:
+            # It may have read its rules before they changed; a client that was revoked meanwhile must not get in.
+            server.reload()
         if not asked:
             ready()
             status = server.wait()

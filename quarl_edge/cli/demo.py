@@ -12,9 +12,10 @@ import typer
 
 from quarl_device.environments import check_registered
 from quarl_device.errors import NotSolved, UsageError
+from quarl_device.files import check_target
 from quarl_device.wire.keys import LearnerKey
 from quarl_edge.cli.interrupts import quit_at_interrupt
-from quarl_edge.cli.output import Format, check_target, write_json, write_table
+from quarl_edge.cli.output import Format, write_json, write_table
 from quarl_edge.cli.summary import audit_rows, milliseconds, selection
 from quarl_edge.config import TrainConfig, make_config
 from quarl_edge.extras import require_learner

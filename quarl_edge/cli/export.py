@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from quarl_device.errors import LearnerError, QuarlError, RunNotFound, UsageError
+from quarl_device.files import check_target
 from quarl_device.inspect.edge_tpu import judge
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import export_options as given
@@ -20,15 +21,7 @@ from quarl_edge.cli.calibration import PLAY, environment, journal_observations, 
 from quarl_edge.cli.export_options import Io, RangeKind, Runtime, Scheme
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
-from quarl_edge.cli.output import (
-    Format,
-    check_target,
-    error_json,
-    hint_where_none,
-    write_error,
-    write_json,
-    write_table,
-)
+from quarl_edge.cli.output import Format, error_json, hint_where_none, write_error, write_json, write_table
 from quarl_edge.cli.source_options import SourceWishes, Squash
 from quarl_edge.extras import require_learner
 from quarl_edge.progress import Progress, make_progress

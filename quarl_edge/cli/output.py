@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from quarl_device.errors import CheckFailed, ModelFileError, QuarlError
+from quarl_device.errors import CheckFailed, QuarlError
 from quarl_device.output import finite
 
 
@@ -51,23 +50,6 @@ def hint_where_none(hint: str, *kinds: type[QuarlError]) -> Iterator[None]:
     except kinds as error:
         error.hint = error.hint or hint
         raise
-
-
-def check_target(path: Path) -> None:
-    """Refuse a file that cannot be written, before the work that makes its content.
-
-    Raises:
-        ModelFileError: a directory, or one that is missing or not writable around it.
-    """
-    folder = path.parent
-    if path.is_dir():
-        raise ModelFileError(f"model cannot be written: {path} is a directory", hint="name a file: model.tflite")
-    if path.exists() and not path.is_file():
-        raise ModelFileError(f"model cannot be written: {path} is no regular file", hint="name a file: model.tflite")
-    if not folder.is_dir():
-        raise ModelFileError(f"model cannot be written: there is no directory {folder}", hint=f"mkdir -p {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ModelFileError(f"model cannot be written: no permission to write in {folder.absolute()}")
 
 
 def write_json(data: Mapping[str, Any]) -> None:

@@ -159,7 +159,7 @@ def unwritable(folder, kind):
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(told, tmp_path, monkeypatch, kind):
     monkeypatch.setattr("quarl_edge.cli.export.require_learner", lambda _: pytest.fail("the work has begun"))
     if kind == "no permission":  # root may write anywhere
-        monkeypatch.setattr("quarl_edge.cli.output.os.access", lambda path, _: path != tmp_path)
+        monkeypatch.setattr("quarl_device.files.os.access", lambda path, _: path != tmp_path)
     code, message = told(main, "export", unwritable(tmp_path, kind), "--from", AGENT)
     assert code == 10
     assert "cannot be written" in message

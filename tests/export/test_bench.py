@@ -10,6 +10,7 @@ from quarl_device.errors import UsageError
 from quarl_device.policy import Policy
 from quarl_export import bench
 from quarl_export.bench import act_speed, dense_policy, pixel_policy, push_speed
+from quarl_export.graph import view
 
 
 def test_a_push_is_timed_beside_conversions_and_compared_with_them():
@@ -23,9 +24,47 @@ def test_a_push_is_timed_beside_conversions_and_compared_with_them():
     assert speed.bytes > 1_000
 
 
-def test_a_patch_that_differs_is_not_called_identical(monkeypatch):
-    monkeypatch.setattr(bench.Template, "audit", lambda *_, **__: "operator 2: results differ")
+def test_what_was_timed_is_what_is_compared(monkeypatch):
+    """One byte of a kernel, changed in what the timed call gave."""
+    right = bench.Template.patch_policy
+
+    def wrong(template, policy, ranges=None):
+        data = bytearray(right(template, policy, ranges))
+        kernel = next(t for t in view(data).tensors if t.name == "q_values/kernel")
+        kernel.data[0, 0] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(bench.Template, "patch_policy", wrong)
     assert not push_speed((4,), pushes=2, conversions=1).identical
+
+
+def test_every_push_has_a_kernel_ranges_and_a_normaliser_of_its_own(monkeypatch):
+    right, pushed = bench.Template.patch_policy, []
+
+    def kept(template, policy, ranges=None):
+        pushed.append(view(right(template, policy, ranges)))
+        return right(template, policy, ranges)
+
+    monkeypatch.setattr(bench.Template, "patch_policy", kept)
+    push_speed((4,), pushes=3, conversions=1)
+    timed = pushed[1:4]  # before them the contract's, after them those of which memory is measured
+    for name in ("q_values/kernel", "hidden_0/kernel"):
+        kernels = [next(t.data.tobytes() for t in graph.tensors if t.name == name) for graph in timed]
+        assert len(set(kernels)) == 3
+    for operator in ("SUB", "MUL"):
+        constants = {
+            next(graph.tensors[n].data.tobytes() for n in op.inputs if graph.tensors[n].data is not None)
+            for graph in timed
+            for op in graph.operators
+            if op.name == operator
+        }
+        assert len(constants) == 3
+    assert len({graph.tensors[graph.operators[-1].inputs[0]].scale[0] for graph in timed}) == 3
+
+
+def test_memory_is_that_of_patches_alone():
+    """Three times 512 units: 0.5 MiB of weights in float, of which the bench makes new ones for every push."""
+    assert push_speed((512, 512, 512), pushes=60, conversions=1).rss_growth_bytes < 1 << 20
 
 
 def test_an_action_is_timed_beside_the_bare_call_and_a_float_file():

@@ -15,10 +15,10 @@ from quarl_device.environments import EnvSpec
 from quarl_device.errors import NonFiniteError, SpaceMismatch, UnknownEnvironment, UsageError
 from quarl_device.flatbuffer import Graph, Tensor
 from quarl_device.preprocess import bind_inputs, to_tensor
+from quarl_export.acting import greedy_actions
 from quarl_export.calibration import CalibrationData, RangeRule, load_npz, play, with_input_normalizer
 from quarl_export.calibration import data as data_module
 from quarl_export.calibration.data import by_single_key
-from quarl_export.calibration.play import greedy_actions
 from quarl_export.ir import GraphInput, run_reference
 from quarl_export.ir.reference import normalize, run_graph
 from quarl_export.metadata import complete_policy

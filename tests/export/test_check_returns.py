@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policy_factory import mlp, rows
 
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import CheckFailed, UsageError
+from quarl_device.errors import CheckFailed, ConversionError, UsageError
 from quarl_export.calibration import CalibrationData
 from quarl_export.checks import returns as returns_module
 from quarl_export.checks.agreement import check_parity
@@ -242,6 +242,16 @@ def test_what_cannot_be_played_is_not_judged_and_the_reason_is_told(right, env, 
     assert found.result.message.startswith("not judged: ")
     assert says in found.result.message
     assert found.result.detail == {"verdict": "not judged"}
+
+
+def test_a_float_policy_that_is_no_file_fails_the_check_and_is_not_called_unplayable(right):
+    def broken():
+        raise ConversionError("no float32 file of this")
+
+    found = judge_returns(right, broken, play())
+    assert (found.decided, found.result.passed) == (False, False)
+    assert "no float32 file of this" in found.result.message
+    assert found.result.detail == {"verdict": "lost"}
 
 
 def test_an_episode_without_end_is_cut_and_undecided(right, right_float, monkeypatch):

@@ -1,20 +1,40 @@
 """Every check fails for what it is there for, names it, and passes otherwise."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from policy_factory import dueling, image_policy, mlp, rows, tanh_actor
 
+from quarl_device.contract import ActionSpec, Normalizer
 from quarl_device.errors import CheckFailed
 from quarl_device.flatbuffer import read_graph
+from quarl_export.acting import used_range
 from quarl_export.calibration import CalibrationData
-from quarl_export.checks.agreement import check_actions, check_parity, golden_tolerance_lsb, parity_limit_lsb
-from quarl_export.checks.numbers import check_biases, check_constant, check_finite, check_ranges, check_saturation
+from quarl_export.checks.agreement import (
+    MAX_REGRET,
+    MIN_AGREEMENT,
+    check_actions,
+    check_parity,
+    golden_tolerance_lsb,
+    parity_limit_lsb,
+)
+from quarl_export.checks.numbers import (
+    MAX_SATURATED,
+    check_biases,
+    check_constant,
+    check_finite,
+    check_ranges,
+    check_saturation,
+)
 from quarl_export.checks.op_versions import unknown_operators
 from quarl_export.checks.operators import check_custom, check_float, check_loads, check_versions
+from quarl_export.checks.paired import MAX_LOSS
 from quarl_export.checks.report import NAMES, CheckResult, refuse_failed
 from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.range_health import MAX_BITS_LOST
 from quarl_export.schemes import SchemeOptions, convert
 
 
@@ -71,9 +91,23 @@ def test_refusing_names_every_failed_check_and_carries_all():
     refuse_failed(made[1:2])
 
 
+@pytest.mark.parametrize("constants", [{"offset": 1e300}, {"scale": 1e40}])
+def test_q01_counts_numbers_as_float32_holds_them(built, constants):
+    normalizer = Normalizer(
+        where="graph",
+        offset={"observation": (constants.get("offset", 0.0),)},
+        scale={"observation": (constants.get("scale", 1.0),)},
+    )
+    policy = built.subject.policy
+    policy = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, normalizer=normalizer))
+    found = check_finite(dataclasses.replace(built.subject, policy=policy, model=b""))
+    assert not found.passed
+    assert found.message.startswith("normaliser of observation hold NaN, Inf or more than float32 does")
+
+
 def test_q01_names_what_is_not_finite(built):
     ranges = {**built.subject.ranges, "r": (0.0, np.inf)}
-    assert check_finite(changed(built, ranges=ranges)).message == "range of r hold NaN or Inf"
+    assert check_finite(changed(built, ranges=ranges)).message == "range of r hold NaN, Inf or more than float32 does"
     outputs = built.subject.file_outputs["q_values"].copy()
     outputs[3, 1] = np.nan
     found = check_finite(with_outputs(built, "q_values", outputs))
@@ -113,26 +147,39 @@ def test_q03_lets_chance_pass_where_observations_are_few(built):
     assert check_saturation(changed(built, observations=observations)).passed
 
 
-def test_q04_a_bias_far_beyond_its_kernel_opens_the_scale_until_it_fits(built):
+def drowned(built, *, by, kernel=1.0, **options):
+    """The subject with the first bias of its head so large."""
     weights = dict(built.subject.policy.weights)
-    weights["q/kernel"] = weights["q/kernel"] * np.float32(1e-9)
-    weights["q/bias"] = np.full_like(weights["q/bias"], 1e6)
+    weights["q/kernel"] = weights["q/kernel"] * np.float32(kernel)
+    weights["q/bias"] = weights["q/bias"].copy()
+    weights["q/bias"][0] = by
     policy = dataclasses.replace(built.subject.policy, weights=weights)
-    found = check_biases(changed(built, policy=policy))
-    assert found.passed
-    assert 2**29 < found.value < 2**31
+    return changed(built, policy=policy, options=SchemeOptions(**options))
 
 
-def test_q04_names_a_bias_that_overflows(built):
-    network = built.subject.network
-    scales = {**network.bias_scales, "q": network.bias_scales["q"] * 1e-12}
-    subject = changed(built)
-    subject.__dict__["network"] = network
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network, "bias_scales", scales)
-        found = check_biases(subject)
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_q04_tells_how_many_bits_a_bias_takes_from_its_weights(built, per_channel):
+    """A bias of b takes the kernel to a limit of 127 b / (2^30 x input scale): twice the bias, one bit more."""
+    network = drowned(built, by=1.0).network
+    limit = float(np.abs(built.subject.policy.weights["q/kernel"]).max())
+    fits = limit * 2**30 * network.grids["r"].scale / 127
+    found = [check_biases(drowned(built, by=fits * over, per_channel=per_channel)) for over in (0.5, 2.0, 4.0, 32.0)]
+    assert [result.value for result in found] == pytest.approx([0.0, 1.0, 2.0, 5.0], abs=0.01)
+    assert [result.passed for result in found] == [True, True, True, False]
+
+
+def test_q04_a_kernel_of_zeros_or_a_small_channel_has_nothing_to_lose(built):
+    assert check_biases(drowned(built, by=1e3, kernel=0.0)).value == 0.0
+    small = drowned(built, by=1.0, per_channel=True)
+    small.policy.weights["q/kernel"][:, 0] = 1e-12
+    assert check_biases(small).value == 0.0
+
+
+def test_q04_names_the_bias_that_drowns_its_kernel(built):
+    found = check_biases(drowned(built, by=1e6, kernel=1e-9))
     assert not found.passed
-    assert "'q'" in found.message
+    assert "the bias of layer 'q' drowns its kernel" in found.message
+    assert "--keep-float q" in found.message
 
 
 def test_q05_fails_for_a_file_that_gives_the_same_whatever_it_sees(built):
@@ -140,6 +187,25 @@ def test_q05_fails_for_a_file_that_gives_the_same_whatever_it_sees(built):
     found = check_constant(with_outputs(built, "q_values", constant))
     assert not found.passed
     assert "whatever it sees" in found.message
+
+
+def test_q05_names_the_one_output_that_stands_still(built):
+    outputs = built.subject.file_outputs["q_values"].copy()
+    outputs[:, 1] = outputs[0, 1]
+    found = check_constant(with_outputs(built, "q_values", outputs))
+    assert not found.passed
+    assert (found.value, found.limit) == (2.0, 3.0)
+    assert "q_values[1] move in float and not in the file" in found.message
+
+
+def test_q05_lets_an_output_stand_still_that_hardly_moves_in_float(built):
+    ours, theirs = (outputs["q_values"].copy() for outputs in (built.subject.file_outputs, built.subject.float_outputs))
+    ours[:, 1] = ours[0, 1]
+    for moves, passed in ((0.0, True), (1.0, True), (4.0, False)):
+        theirs[:, 1] = np.linspace(0, moves * built.subject.steps["q_values"], len(theirs))
+        subject = with_outputs(built, "q_values", ours)
+        subject.__dict__["float_outputs"] = {"q_values": theirs}
+        assert check_constant(subject).passed == passed, moves
 
 
 def test_q05_says_nothing_of_equal_observations(built):
@@ -171,6 +237,45 @@ def test_q07_names_the_tensors_that_are_float():
     found = check_float(subject)
     assert not found.passed
     assert "FULLY_CONNECTED ('q_values')" in found.message
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("a", True), ("q", False)])
+def test_q07_lets_only_the_layer_be_float_that_was_to_be(keep, kept):
+    """Both are dense layers: the operator's name does not tell them apart, its kernel does."""
+    policy = mlp()
+    options = SchemeOptions(keep_float=frozenset({"a"}))
+    subject = build_file(policy, ExportOptions(scheme=options), data=data_of(policy)).subject
+    other = dataclasses.replace(subject, options=SchemeOptions(keep_float=frozenset({keep})))
+    found = check_float(other)
+    assert found.passed == kept
+    assert kept or "FULLY_CONNECTED" in found.message
+
+
+def test_q07_counts_what_a_kept_layer_may_be():
+    """Of two alike only one was to be kept."""
+    policy = dueling(seed=1)
+    options = SchemeOptions(keep_float=frozenset({"m", "c", "q"}))
+    subject = build_file(policy, ExportOptions(scheme=options, force=True), data=data_of(policy)).subject
+    assert check_float(subject).passed
+    graph = subject.graph
+    # The first one is the normaliser's.
+    *_, sub = (operator for operator in graph.operators if operator.name == "SUB")
+    subject.__dict__["graph"] = dataclasses.replace(graph, operators=(*graph.operators, sub))
+    found = check_float(subject)
+    assert (found.passed, found.value) == (False, 1.0)
+
+
+@pytest.mark.parametrize("scheme", ["float32", "float16", "dynamic", "int16x8"])
+def test_q09_is_not_deceived_by_what_all_outputs_have_in_common(scheme):
+    """A file that answers 100 to everything is 1 % off where values are near 100, and worth nothing."""
+    policy = mlp()
+    policy.weights["q/bias"][:] = 100.0
+    built = build_file(policy, ExportOptions(scheme=SchemeOptions(scheme=scheme), force=True), data=data_of(policy))
+    assert check_parity(built.subject).passed
+    right = built.subject.float_outputs["q_values"]
+    found = check_parity(with_outputs(built, "q_values", np.full_like(right, 100.0)))
+    assert not found.passed
+    assert found.value > 10 * found.limit or scheme in ("dynamic", "int16x8")
 
 
 def test_q09_sees_one_wrong_weight(built):
@@ -232,10 +337,17 @@ def test_a_runs_own_file_is_told_and_not_failed_by_observations(built):
 
 
 def test_q12_says_why_a_device_refuses(built):
-    assert check_loads(built.file.data).passed
-    found = check_loads(built.file.data[: len(built.file.data) // 2])
+    assert check_loads(built.file.data, target="litert").passed
+    found = check_loads(built.file.data[: len(built.file.data) // 2], target="litert")
     assert not found.passed
     assert "refuses" in found.message
+
+
+def test_q12_says_where_it_was_not_run(built):
+    here, there = (check_loads(built.file.data, target=target) for target in ("litert", "tflite-2.14"))
+    assert (here.detail, there.detail) == ({"run_in_target": True}, {"run_in_target": False})
+    assert "not run" not in here.message
+    assert "not run in tflite-runtime 2.14" in there.message
 
 
 def test_tolerances_follow_the_architecture():
@@ -249,3 +361,56 @@ def test_the_table_knows_which_runtime_loads_what(built):
     newer = dataclasses.replace(graph.operators[0], version=99)
     (found,) = unknown_operators(dataclasses.replace(graph, operators=(newer,)), "litert")
     assert str(found) == f"{newer.name} version 99 (of no known release)"
+
+
+# What an action's error is a share of
+
+
+def box_of(low, high):
+    return ActionSpec(kind="box", shape=(len(low),), low=low, high=high)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "acted", "expected"),
+    [
+        (-2.0, 2.0, [-2.0, 2.0], 4.0),  # fills its bounds
+        (-2.0, 2.0, [-0.5, 0.5], 1.0),  # moves in a part of them
+        (-1e6, 1e6, [-3.0, 3.0], 6.0),  # bounds that say nothing
+        (-3.4e38, 3.4e38, [-3.0, 3.0], 6.0),
+        (-1.0, 1.0, [0.999, 1.0], 0.1),  # held at its bound: a tenth of its reach
+        (-1.0, 1.0, [0.0, 1e-6], 0.02),  # hardly used: a hundredth of its bounds
+        (-1.0, 1.0, [0.5, 0.5], 2.0),  # fixed: its bounds
+        (-1e6, 1e6, [5.0, 5.0], 5.0),  # fixed, and bounds that say nothing
+        (-1e6, 1e6, [0.0, 0.0], 1.0),
+        (0.0, 0.0, [0.0, 0.0], 1.0),  # an actuator without a range
+    ],
+)
+def test_an_action_is_measured_by_the_range_that_float_acts_in(low, high, acted, expected):
+    found = used_range(box_of((low,), (high,)), np.array(acted)[:, None])
+    assert found == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("bound", [2.0, 1e6, 3e38])
+def test_q10_and_q11_see_a_dead_action_whatever_its_bounds(actor, bound):
+    subject = actor.subject
+    width = subject.contract.action.shape[0]
+    action = dataclasses.replace(subject.contract.action, low=(-bound,) * width, high=(bound,) * width)
+    contract = dataclasses.replace(subject.contract, action=action)
+    dead = {role: np.zeros_like(values) for role, values in subject.file_outputs.items()}
+    alive = changed(actor, contract=contract)
+    stuck = changed(actor, contract=contract)
+    stuck.__dict__["file_outputs"] = dead
+    assert all(found.passed for found in check_actions(alive))
+    assert not any(found.passed for found in check_actions(stuck))
+
+
+def test_the_guides_table_has_every_check_with_its_limit():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "export.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (Q\d\d) \| (\w+) \| (.+) \|$", guide, re.MULTILINE)
+    assert [row[:2] for row in rows] == list(NAMES.items())
+    says = {code: text for code, _, text in rows}
+    assert f"within {MAX_BITS_LOST:g} bits" in says["Q02"]
+    assert f"more than {MAX_BITS_LOST:g} bits" in says["Q04"]
+    shares = {"Q03": MAX_SATURATED, "Q10": MIN_AGREEMENT, "Q11": MAX_REGRET, "Q13": MAX_LOSS}
+    for code, share in shares.items():
+        assert f"{100 * share:g} %" in says[code]

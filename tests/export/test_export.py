@@ -56,8 +56,14 @@ def one_fingerprint(monkeypatch):
     monkeypatch.setattr(Patcher, "build", build)
 
 
+def test_a_folder_that_is_not_there_is_refused_as_by_the_command(tmp_path, checkpoint):
+    with pytest.raises(ModelFileError, match="there is no directory"):
+        export_policy(checkpoint, tmp_path / "new" / "model.tflite")
+    assert not (tmp_path / "new").exists()
+
+
 def test_export_writes_a_verified_file(tmp_path, checkpoint):
-    model = tmp_path / "new" / "model.tflite"
+    model = tmp_path / "model.tflite"
     report = export_policy(checkpoint, model)
     file = read_policy_path(model)
     assert report.sha256 == hashlib.sha256(model.read_bytes()).hexdigest() == file.sha256

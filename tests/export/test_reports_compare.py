@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from policy_factory import mlp, rows
 from report_pairs import DATA, PAIRS, compared, pair
 
 from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
@@ -13,13 +14,17 @@ from quarl_device.errors import ContractError, ModelFileError, UsageError
 from quarl_device.flatbuffer import Tensor, read_graph
 from quarl_device.policy_file import METADATA_NAME
 from quarl_device.preprocess import bind_inputs, to_tensor
-from quarl_export.graph import repack
+from quarl_export.acting import greedy_actions
+from quarl_export.calibration import CalibrationData
+from quarl_export.graph import repack, view
+from quarl_export.pipeline import ExportOptions, build_file
 from quarl_export.reports import compare_files, write_report
-from quarl_export.reports.acting import actions, agreement
+from quarl_export.reports.acting import agreement
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputMeter
 from quarl_export.reports.side import read_side, side_of
 from quarl_export.reports.text import render_text
+from quarl_export.schemes import SchemeOptions
 
 KEYS = {"action_agreement", "max_abs_error", "mean_abs_error", "layers", "saturation"}
 
@@ -68,6 +73,49 @@ def test_quantization_aware_files_are_compared_too():
     assert [layer.name for layer in comparison.layers] == ["observation", "hidden_0", "hidden_1", "q_values"]
     assert all(layer.weights is not None and layer.weights.channels == 1 for layer in comparison.layers[1:])
     assert comparison.inputs[0].low < 0 < comparison.inputs[0].high
+
+
+def test_a_damaged_weight_is_told_and_what_else_it_may_be(tmp_path):
+    """In the first layer a converter has folded the normaliser; behind it nothing moves a weight by four steps."""
+    left, right = pair("qat")
+    (first,) = (finding for finding in compared("qat").findings if finding.code == "R11")
+    assert (first.severity, "'hidden_0'" in first.message, "normaliser" in first.message) == ("note", True, True)
+    assert all(layer.weights.error_steps < 4 for layer in compared("qat").layers[2:])
+    data = bytearray(right.read_bytes())
+    shape = tuple(layer.elements for layer in compared("qat").layers[2:0:-1])
+    kernel = next(t.data for t in view(data).tensors if t.data is not None and t.data.shape == shape)
+    kernel[0, 0] = -127 if kernel[0, 0] > 0 else 127
+    damaged = tmp_path / "m.tflite"
+    damaged.write_bytes(data)
+    found = compare_files(left, damaged, rows=8)
+    (told,) = (finding for finding in found.findings if (finding.code, finding.severity) == ("R11", "warning"))
+    assert "'hidden_1'" in told.message
+    assert found.layers[2].weights.error_steps > 100
+    assert found.to_json()["layers"][2]["weights"]["max_abs_error"] > 0
+
+
+def test_a_centred_file_is_compared_up_to_a_shift_of_all_actions(tmp_path):
+    policy = mlp()
+    policy.weights["q/bias"][:] += 100.0
+    policy.weights["q/kernel"][:] += 1.0
+    data = CalibrationData.checked(policy.contract, rows(policy, 128), source="test")
+    paths = [tmp_path / name for name in ("float.tflite", "int8.tflite", "rows.npz")]
+    files = (
+        build_file(policy, ExportOptions(scheme=SchemeOptions(scheme="float32"))),
+        build_file(policy, ExportOptions(center_q=True, force=True), data=data),
+    )
+    for path, built in zip(paths, files, strict=False):
+        path.write_bytes(built.file.data)
+    np.savez(paths[2], **data.rows)
+    found = compare_files(paths[0], paths[1], observations=paths[2])
+    step = found.layers[-1].step
+    # The values themselves are a hundred apart.
+    assert found.outputs.mean_abs_error < step < 1.0
+    assert found.outputs.max_abs_error < 1.0
+    assert found.agreement.share > 0.9
+    told = {(finding.code, finding.severity) for finding in found.findings}
+    assert ("R12", "note") in told
+    assert not told & {("R04", "warning"), ("R05", "warning"), ("R11", "warning")}
 
 
 def test_the_device_normalises_where_the_contract_says_so():
@@ -232,11 +280,11 @@ def test_agreement_of_discrete_actions_and_what_a_disagreement_costs():
     assert found.agrees == (False, True, True, False)
 
 
-def test_agreement_of_box_actions_is_within_a_hundredth_of_the_range():
-    mine, its = np.array([[0.0], [0.0]]), np.array([[0.039], [0.041]])
+def test_agreement_of_box_actions_is_within_a_twentieth_of_the_range():
+    mine, its = np.array([[0.0], [0.0]]), np.array([[0.199], [0.201]])
     found = agreement(box("action"), {"action": mine}, {"action": its})
     assert found.agrees == (True, False)
-    assert found.gap_max == pytest.approx(0.041, abs=1e-6)
+    assert found.gap_max == pytest.approx(0.201, abs=1e-6)
     assert "range apart" in found.gap
 
 
@@ -249,7 +297,7 @@ def test_a_box_without_ends_is_measured_by_what_the_float_file_does():
 def test_box_actions_are_squashed_scaled_and_clipped_as_on_the_device():
     squashed = box("gaussian", scale=(2.0,), offset=(0.5,))
     outputs = {"mean": np.array([[0.0], [100.0]]), "log_std": np.zeros((2, 1))}
-    assert actions(squashed, outputs).ravel() == pytest.approx([0.5, 2.0])
+    assert greedy_actions(squashed, outputs).ravel() == pytest.approx([0.5, 2.0])
 
 
 def without_contract(path):
@@ -298,27 +346,10 @@ def test_files_of_one_policy_with_other_operators_are_compared_by_what_they_give
     """A LayerNormalization that is kept in float is converted to other operators than in a float file."""
     left, right = pair("cartpole")[0], pair("qat")[1]
     found = compare_files(left, right, rows=20, same_policy=True)
-    assert "R11" in {finding.code for finding in found.findings}
+    assert "R13" in {finding.code for finding in found.findings}
     assert {layer.kind for layer in found.layers} <= {"QUANTIZE"}
     assert found.agreement is not None
     assert "different operators" in write_report(found, tmp_path).read_text()
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_two_trainings_of_one_architecture_are_not_taken_for_one_policy(name, tmp_path):
-    left, right = pair(name)
-    assert "R12" not in {finding.code for finding in compared(name).findings}
-    data, graph = left.read_bytes(), read_graph(left.read_bytes())
-    rng = np.random.default_rng(0)
-    for operator in graph.operators:
-        for index in operator.inputs[1:2]:
-            tensor = graph.tensors[index]
-            if tensor.size and len(tensor.shape) > 1 and tensor.dtype == "float32":
-                weights = graph.constant(tensor)
-                data = data.replace(weights.tobytes(), rng.permutation(weights.ravel()).tobytes())
-    other = tmp_path / "other.tflite"
-    other.write_bytes(data)
-    assert compare_files(other, right, rows=20).findings[0].code == "R12"
 
 
 def test_a_file_that_no_runtime_survives_is_refused_before_it_runs_here():

@@ -7,6 +7,7 @@ import pytest
 from report_pairs import pair
 
 from quarl_device.contract import ObservationSpec
+from quarl_device.environments import EnvSpec
 from quarl_device.errors import NonFiniteError, UnknownEnvironment, UsageError
 from quarl_export.reports.observations import by_default, by_playing, from_archive, stacked_shape
 from quarl_export.reports.side import read_side
@@ -147,7 +148,9 @@ def test_playing_keeps_what_the_environment_shows_and_repeats():
     def act(shown):
         return int(shown["observation"][2] > 0)
 
-    first, second = (by_playing("CartPole-v1", VECTOR, act, rows=60, seed=3).arrays["observation"] for _ in range(2))
+    first, second = (
+        by_playing(EnvSpec(env_id="CartPole-v1"), VECTOR, act, rows=60, seed=3).arrays["observation"] for _ in range(2)
+    )
     assert first.shape == (60, 4)
     assert np.array_equal(first, second)
     assert len(np.unique(first, axis=0)) > 50
@@ -155,9 +158,9 @@ def test_playing_keeps_what_the_environment_shows_and_repeats():
 
 def test_playing_another_environment():
     with pytest.raises(UsageError, match="Acrobot-v1 shows"):
-        by_playing("Acrobot-v1", VECTOR, lambda _: 0)
+        by_playing(EnvSpec(env_id="Acrobot-v1"), VECTOR, lambda _: 0)
     with pytest.raises(UnknownEnvironment):
-        by_playing("CartPole-v99", VECTOR, lambda _: 0)
+        by_playing(EnvSpec(env_id="CartPole-v99"), VECTOR, lambda _: 0)
 
 
 @pytest.mark.parametrize("fill", [None, (0.0,)])
@@ -169,7 +172,7 @@ def test_playing_stacks_frames_as_the_device_does(fill):
         shown.append(row["state"])
         return int(row["state"][-1, 2] > 0)
 
-    array = by_playing("CartPole-v1", (spec,), act, rows=200, seed=3).arrays["state"]
+    array = by_playing(EnvSpec(env_id="CartPole-v1"), (spec,), act, rows=200, seed=3).arrays["state"]
     assert array.shape == (200, 3, 4)
     assert array.dtype == np.float32
     assert {row.shape for row in shown} == {(3, 4)}

@@ -1,18 +1,20 @@
 """A broker's directory: made once, brought up to date, never half written, never open to others."""
 
 import os
+import signal
 import stat
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from quarl_device.errors import AuthorityError, UsageError
+from quarl_device.errors import AuthorityError, QuarlError, UsageError
 from quarl_device.link import BrokerURL
 from quarl_device.link.credentials import Credentials
 from quarl_device.wire.keys import LearnerKey, PublicKey
 from quarl_edge.broker import directory as module
-from quarl_edge.broker import disk
+from quarl_edge.broker import disk, foreground
 from quarl_edge.broker.address import Address
 from quarl_edge.broker.directory import BrokerDirectory
 from quarl_edge.broker.mosquitto import configuration, find_mosquitto
@@ -170,6 +172,52 @@ def test_an_enrolment_that_fails_leaves_whole_files_and_can_be_repeated(made, mo
     made.enroll("pi-1", role="device", fleet="lab", renew=True)
     Credentials.load(folder).tls()
     assert "user pi-1\n" in made.acl.read_text()
+
+
+def test_credentials_stay_where_new_ones_cannot_take_their_place(made, monkeypatch):
+    folder = made.enroll("pi-1", role="device", fleet="lab").folder
+    before, real = snapshot(folder), Path.rename
+
+    def rename(self, target):
+        if target == folder and not self.name.endswith(".old"):
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(AuthorityError, match="Input/output error"):
+        made.enroll("pi-1", role="device", fleet="lab", renew=True)
+    assert snapshot(folder) == before
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_rules_are_not_written_while_an_enrolment_is_under_way(made, monkeypatch):
+    monkeypatch.setattr(disk, "_LOCK_WAIT_S", 0.1)
+    with disk.locked(made.path), pytest.raises(AuthorityError, match="has been locked"):
+        made.write_rules()
+    made.write_rules()
+
+
+def test_a_reload_asked_for_while_mosquitto_starts_is_made_up_for(made, monkeypatch):
+    reloads = []
+
+    class Starting:
+        def __init__(self, *_):
+            os.kill(os.getpid(), signal.SIGHUP)
+
+        def reload(self):
+            reloads.append("reload")
+
+        def wait(self):
+            return 3
+
+        def stop(self):
+            pass
+
+    monkeypatch.setattr(foreground, "find_mosquitto", lambda: "mosquitto")
+    monkeypatch.setattr(foreground, "MosquittoServer", Starting)
+    with pytest.raises(QuarlError, match="status 3"):
+        foreground.run_broker(made, Address(host="127.0.0.1", port=1), engine="mosquitto", ready=lambda _: None)
+    assert reloads == ["reload"]
 
 
 def test_without_the_authoritys_key_nobody_is_enrolled_but_the_broker_still_starts(made, tmp_path):

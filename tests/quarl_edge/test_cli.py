@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from quarl_device.errors import ModelFileError
+from quarl_device.files import check_target
 from quarl_edge.cli import app as cli_app
 from quarl_edge.cli import main
 from quarl_edge.cli.interrupts import quit_at_interrupt
-from quarl_edge.cli.output import _Logged, check_target, hint_where_none, write_table
+from quarl_edge.cli.output import _Logged, hint_where_none, write_table
 from quarl_edge.config import make_config
 from quarl_edge.runs import RunDirectory
 

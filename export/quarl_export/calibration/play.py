@@ -14,6 +14,7 @@ from quarl_device.contract import PolicyContract
 from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
 from quarl_device.frame_stack import restack
+from quarl_export.acting import greedy_actions
 from quarl_export.calibration.data import CalibrationData, most_rows, observation_shape
 from quarl_export.calibration.hold_out import HELD_OUT, MIN_ROWS, HoldOut
 from quarl_export.ir import ImportedPolicy, run_reference
@@ -170,23 +171,3 @@ def _greedy(policy: ImportedPolicy) -> Callable[[Row], Any]:
         return greedy_actions(policy.contract, outputs)[0]
 
     return choose if action.kind == "box" else lambda row: int(choose(row)) + action.start
-
-
-def greedy_actions(contract: PolicyContract, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return the greedy actions of `outputs`, per role ``[count, ...]``.
-
-    Returns:
-        int64 ``[count]`` counted from 0, or float64 ``[count, *shape]`` of a box, scaled and clipped to its bounds.
-    """
-    head, action = contract.head, contract.action
-    role = "mean" if head.kind == "gaussian" else head.kind
-    values = np.asarray(outputs[role], np.float64).reshape(len(outputs[role]), -1)
-    if action.kind == "discrete":
-        chosen: NDArray[Any] = values.argmax(axis=1)
-        return chosen
-    if head.squash == "tanh":
-        values = np.tanh(values)
-    scale = np.asarray(action.scale or (1.0,))
-    values = values * scale + np.asarray(action.offset or (0.0,))
-    clipped: NDArray[Any] = np.clip(values, action.low, action.high)
-    return clipped.reshape(len(values), *action.shape)

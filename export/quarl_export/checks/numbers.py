@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from quarl_export.calibration.coverage import told
 from quarl_export.checks.report import CheckResult
 from quarl_export.checks.subject import Subject
-from quarl_export.int8_reference import INT32_MAX
 from quarl_export.ir.layers import WEIGHTED
 from quarl_export.ir.reference import run_graph
 from quarl_export.range_health import MAX_BITS_LOST, MAX_CLIPPED_SHARE, bits_lost
@@ -23,10 +22,11 @@ _CHANCE = 5
 _DEGENERATE = 1.01 * MIN_WIDTH
 # Where stock quantizers start every range; one that is still there was never adapted.
 _START = 6.0
+_TWO_STEPS = 2.0
 
 
 def check_finite(subject: Subject) -> CheckResult:
-    """Q01: nothing that enters the file is NaN or Inf; nor is what comes out, once there is a file."""
+    """Q01: nothing that enters the file is NaN or Inf in float32; nor is what comes out, once there is a file."""
     named: dict[str, Any] = dict(subject.policy.weights)
     normalizer = subject.policy.contract.normalizer
     for key in normalizer.offset:
@@ -35,9 +35,14 @@ def check_finite(subject: Subject) -> CheckResult:
         named[f"range of {site}"] = limits
     if subject.model:
         named |= {f"output {role}": values for role, values in subject.file_outputs.items()}
-    bad = [name for name, values in named.items() if not np.isfinite(np.asarray(values, np.float64)).all()]
-    message = f"{', '.join(bad[:4])} hold NaN or Inf" if bad else "all numbers are finite"
+    bad = [name for name, values in named.items() if not _is_finite(values)]
+    message = f"{', '.join(bad[:4])} hold NaN, Inf or more than float32 does" if bad else "all numbers are finite"
     return CheckResult(code="Q01", passed=not bad, value=float(len(bad)), limit=0.0, message=message)
+
+
+def _is_finite(values: Any) -> bool:
+    with np.errstate(over="ignore"):  # what float32 does not hold becomes Inf, as in the file
+        return bool(np.isfinite(np.asarray(values, np.float64).astype(np.float32)).all())
 
 
 def check_ranges(subject: Subject) -> CheckResult:
@@ -151,32 +156,49 @@ def saturation(subject: Subject) -> list[tuple[str, int, float]]:
 
 
 def check_biases(subject: Subject) -> CheckResult:
-    """Q04: a bias that is far larger than what its kernel adds overflows int32."""
+    """Q04: a bias that does not fit int32 opens the scale of its kernel until it does, and the weights lose bits."""
     if subject.network is None:
         return CheckResult(code="Q04", passed=True, message=f"scheme {subject.options.scheme} has no int32 bias")
     worst, name = 0.0, ""
     for layer in subject.policy.graph.layers:
         if layer.kind in WEIGHTED and layer.use_bias and layer.name not in subject.network.plan.floats:
-            steps = subject.network.bias_steps(layer)
-            worst, name = (steps, layer.name) if steps > worst else (worst, name)
-    passed = worst <= INT32_MAX
-    message = "every bias fits int32" if passed else f"the bias of layer {name!r} needs {worst:.3g} int32 steps"
-    return CheckResult(code="Q04", passed=passed, value=worst, limit=float(INT32_MAX), message=message)
+            lost = subject.network.bits_lost_to_bias(layer)
+            worst, name = (lost, layer.name) if lost > worst else (worst, name)
+    passed = worst <= MAX_BITS_LOST
+    message = f"biases cost the weights of {name!r} {worst:.1f} bits" if worst else "every bias fits int32"
+    if not passed:
+        message = (
+            f"the bias of layer {name!r} drowns its kernel: to fit int32 it costs the weights {worst:.1f} of "
+            f"{subject.options.weight_bits} bits; keep the layer in float with --keep-float {name}"
+        )
+    return CheckResult(code="Q04", passed=passed, value=round(worst, 3), limit=MAX_BITS_LOST, message=message)
 
 
 def check_constant(subject: Subject) -> CheckResult:
-    """Q05: a file whose outputs do not depend on the observation has lost its network."""
-    distinct = max(
-        len(np.unique(values.reshape(subject.count, -1), axis=0)) for values in subject.file_outputs.values()
-    )
+    """Q05: outputs that move with the observation in float move in the file.
+
+    An output may stand still in the file that moves by less than two steps of it, or of the coarsest hidden layer,
+    taken as a share of what the outputs beside it move by.
+    """
     alike = len(np.unique(np.concatenate([v.reshape(subject.count, -1) for v in subject.inputs.values()], 1), axis=0))
     if alike < 2:
         return CheckResult(code="Q05", passed=True, message="not judged: all observations are the same")
+    moving, stuck = 0, []
+    for role, values in subject.file_outputs.items():
+        moves = np.ptp(values.reshape(subject.count, -1), axis=0) > 0
+        wanted = np.ptp(subject.float_outputs[role].reshape(subject.count, -1).astype(np.float64), axis=0)
+        hidden = _TWO_STEPS / (2**subject.options.activation_bits - 1) * float(wanted.max(initial=0.0))
+        stuck += [f"{role}[{n}]" for n in np.flatnonzero(~moves & (wanted > max(hidden, 2 * subject.steps[role])))]
+        moving += int(moves.sum())
+    message = f"{moving} outputs move over {subject.count} observations"
+    if stuck:
+        message = f"{', '.join(stuck[:4])} move in float and not in the file, over {subject.count} observations"
+    if not moving:
+        message = f"the file gives the same whatever it sees, over {subject.count} observations"
     return CheckResult(
         code="Q05",
-        passed=distinct > 1,
-        value=float(distinct),
-        limit=2.0,
-        message=f"{distinct} different outputs for {subject.count} observations"
-        + ("" if distinct > 1 else ": the file gives the same whatever it sees"),
+        passed=bool(moving) and not stuck,
+        value=float(moving),
+        limit=float(max(1, moving + len(stuck))),
+        message=message,
     )

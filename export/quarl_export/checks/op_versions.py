@@ -45,6 +45,11 @@ def unknown_operators(graph: Graph, runtime: Runtime) -> tuple[UnknownOperator, 
     return tuple(found)
 
 
+def is_runtime(name: str, runtime: Runtime) -> bool:
+    """Whether `name`, a distribution and its version such as "ai-edge-litert 2.3.0", is `runtime`."""
+    return name.split(" ", maxsplit=1)[0] == _DISTRIBUTIONS[runtime]
+
+
 def runtime_title(runtime: Runtime) -> str:
     """Return how to call `runtime` in a message."""
     distribution = _DISTRIBUTIONS[runtime]

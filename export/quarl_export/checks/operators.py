@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from quarl_device.errors import QuarlError
 from quarl_device.flatbuffer import Graph, Operator
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy
-from quarl_export.checks.op_versions import runtime_title, unknown_operators
+from quarl_export.checks.op_versions import Runtime, is_runtime, runtime_title, unknown_operators
 from quarl_export.checks.report import CheckResult
 from quarl_export.checks.subject import Subject
+from quarl_export.ir.layers import WEIGHTED
+from quarl_export.kernels import file_shape
 
 _PROLOGUE = frozenset({"SUB", "MUL", "MAXIMUM", "MINIMUM"})
 # Keeps the converter from making int8 of what stands between int8 layers: see `quantized`.
 _BARRIER = "LEAKY_RELU"
-# What a layer of each kind may become in float.
-_FLOAT_OPERATORS: Mapping[str, frozenset[str]] = {
-    "dense": frozenset({"FULLY_CONNECTED"}),
-    "conv2d": frozenset({"CONV_2D"}),
-    "depthwise_conv2d": frozenset({"DEPTHWISE_CONV_2D"}),
-    "max_pool2d": frozenset({"MAX_POOL_2D"}),
-    "average_pool2d": frozenset({"AVERAGE_POOL_2D"}),
-    "global_average_pool2d": frozenset({"MEAN"}),
-    "flatten": frozenset({"RESHAPE"}),
-    "mean": frozenset({"MEAN"}),
-    "add": frozenset({"ADD"}),
-    "subtract": frozenset({"SUB"}),
-    "multiply": frozenset({"MUL"}),
-    "concatenate": frozenset({"CONCATENATION"}),
-    "relu": frozenset({"RELU"}),
-    "relu6": frozenset({"RELU6"}),
-    "tanh": frozenset({"TANH"}),
-    "sigmoid": frozenset({"LOGISTIC"}),
-    "softmax": frozenset({"SOFTMAX"}),
-    "elu": frozenset({"ELU"}),
-    "layer_norm": frozenset({"SUM", "MEAN", "SUB", "MUL", "ADD", "RSQRT"}),
+_WITH_KERNEL = frozenset({"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D"})
+# What a layer of each kind becomes in float, operator by operator.
+_FLOAT_OPERATORS: Mapping[str, tuple[str, ...]] = {
+    "dense": ("FULLY_CONNECTED",),
+    "conv2d": ("CONV_2D",),
+    "depthwise_conv2d": ("DEPTHWISE_CONV_2D",),
+    "max_pool2d": ("MAX_POOL_2D",),
+    "average_pool2d": ("AVERAGE_POOL_2D",),
+    "global_average_pool2d": ("MEAN",),
+    "flatten": ("RESHAPE",),
+    "mean": ("MEAN",),
+    "add": ("ADD",),
+    "subtract": ("SUB",),
+    "multiply": ("MUL",),
+    "concatenate": ("CONCATENATION",),
+    "relu": ("RELU",),
+    "relu6": ("RELU6",),
+    "tanh": ("TANH",),
+    "sigmoid": ("LOGISTIC",),
+    "softmax": ("SOFTMAX",),
+    "elu": ("ELU",),
+    "layer_norm": ("SUM", "MUL", "SUB", "MUL", "MEAN", "ADD", "RSQRT", "MUL", "MUL", "ADD"),
 }
+# An operator by name, and by the shape of its kernel where it has one: which of two dense layers is in float matters.
+_Named = tuple[str, tuple[int, ...]]
 
 
 def check_versions(subject: Subject) -> CheckResult:
@@ -57,10 +63,16 @@ def check_float(subject: Subject) -> CheckResult:
     if subject.options.scheme not in ("int8", "int16x8"):
         return CheckResult(code="Q07", passed=True, message=f"scheme {subject.options.scheme} computes in float")
     graph = subject.graph
-    allowed = set(_kept_operators(subject))
+    spare = Counter(_kept_operators(subject))
     prologue = _prologue(graph)
     floats = [op for op in graph.operators if op.index not in prologue and _in_float(graph, op)]
-    faults = [f"{op.name} ({graph.tensors[op.outputs[0]].name!r})" for op in floats if op.name not in allowed]
+    faults = []
+    for op in floats:
+        named = _named(graph, op)
+        if spare[named] > 0:
+            spare[named] -= 1
+        elif op.name != _BARRIER or not subject.options.keep_float:
+            faults.append(f"{op.name} ({graph.tensors[op.outputs[0]].name!r})")
     message = "nothing but the ends is float"
     if floats:
         # One kept layer may be many operators, and each change between float and integer costs time.
@@ -70,12 +82,19 @@ def check_float(subject: Subject) -> CheckResult:
     return CheckResult(code="Q07", passed=not faults, value=float(len(faults)), limit=0.0, message=message)
 
 
-def _kept_operators(subject: Subject) -> Iterable[str]:
-    floats = subject.policy.graph.float_layers(subject.options.keep_float)
-    if floats:
-        yield _BARRIER
-    for name in floats:
-        yield from _FLOAT_OPERATORS[subject.policy.graph.layer(name).kind]
+def _kept_operators(subject: Subject) -> Iterable[_Named]:
+    graph = subject.policy.graph
+    for name in graph.float_layers(subject.options.keep_float):
+        layer = graph.layer(name)
+        kernel: tuple[int, ...] = ()
+        if layer.kind in WEIGHTED:
+            kernel = file_shape(layer, graph.weight_shapes[f"{name}/kernel"])
+        for operator in _FLOAT_OPERATORS[layer.kind]:
+            yield operator, kernel
+
+
+def _named(graph: Graph, operator: Operator) -> _Named:
+    return operator.name, tuple(graph.tensors[operator.inputs[1]].shape) if operator.name in _WITH_KERNEL else ()
 
 
 def _in_float(graph: Graph, operator: Operator) -> bool:
@@ -109,10 +128,20 @@ def _is_custom(name: str) -> bool:
     return name != name.upper() or name.startswith("operator-")
 
 
-def check_loads(data: bytes) -> CheckResult:
-    """Q12: read, lint, load and self-test the complete file as a device does."""
+def check_loads(data: bytes, *, target: Runtime) -> CheckResult:
+    """Q12: read, lint, load and self-test the complete file as a device does.
+
+    Args:
+        data: the complete file.
+        target: the runtime that it is for. Where another one is installed here, the entry says that the file was not
+            run in its own: of that, Q06 alone has spoken.
+    """
     try:
         policy = Policy.load(read_policy(data))
     except QuarlError as error:
         return CheckResult(code="Q12", passed=False, message=f"a device refuses the file: {error.message}")
-    return CheckResult(code="Q12", passed=True, message=f"self-tested in {policy.runtime_name}")
+    message = f"self-tested in {policy.runtime_name}"
+    ran = is_runtime(policy.runtime_name, target)
+    if not ran:
+        message += f"; not run in {runtime_title(target)}, which is not what is installed here: see Q06"
+    return CheckResult(code="Q12", passed=True, message=message, detail={"run_in_target": ran})

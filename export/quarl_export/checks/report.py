@@ -1,20 +1,4 @@
-"""The table of checks, and what one says.
-
-| code | name | passes when |
-|---|---|---|
-| Q01 | finite | weights, normaliser, ranges and the file's outputs are finite |
-| Q02 | ranges | every range was set, fits its values within 3 bits, and is not degenerate |
-| Q03 | saturation | at most 5 % of held-out values of any observation dimension are clipped by the input |
-| Q04 | bias | every bias fits int32 at the scale of its layer |
-| Q05 | constant | the outputs change with the observation |
-| Q06 | versions | the target runtime has every operator version |
-| Q07 | float | an integer file computes nothing in float but its ends and what was to be kept so |
-| Q08 | custom | no operator needs a delegate or TensorFlow's own kernels |
-| Q09 | parity | the file computes what its reference computes, to the tolerance of its architecture |
-| Q10 | actions | greedy actions are those of the float policy on 75 % of held-out observations |
-| Q11 | regret | what other actions cost is small: Q gap, or error of a continuous action |
-| Q12 | loads | the file is read, linted and self-tested as a device does it |
-| Q13 | returns | played in its environment, the file returns what the float policy does, within 5 % of its scale |
+"""What a check says, and their names. What each passes is in one table: docs/guides/export.md.
 
 Where Q13 decides, Q03, Q10 and Q11 are told and stop no file: they stand in for returns that nobody has seen. So is Q09
 of dynamic and int16x8 files, which has nothing exact to compare with.
@@ -52,7 +36,7 @@ class CheckResult:
     """What one check found.
 
     Attributes:
-        code: see the module's table.
+        code: a key of `NAMES`.
         passed: whether the file may be written.
         value: what was measured, `None` where the check has no number.
         limit: what `value` may be at most (Q05, Q10: at least), `None` likewise.

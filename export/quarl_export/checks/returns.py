@@ -93,9 +93,14 @@ def judge_returns(file: PolicyFile, reference: Callable[[], PolicyFile], play: P
             check_matches(world, file.contract.observations, file.contract.action)
         finally:
             world.close()
-        theirs = reference()
     except QuarlError as error:
         return not_judged(error.message)
+    try:
+        theirs = reference()
+    except QuarlError as error:
+        # A float policy that is no file says something of the policy, and nothing in favour of the file made of it.
+        why = f"there is no float32 file to play against: {error.message}; --episodes 0 leaves this check out"
+        return Judged(result=CheckResult(code="Q13", passed=False, message=why, detail=_said("lost")))
     try:
         floats = _returns(theirs, play, play.episodes, "the float policy")
         ours = _returns(file, play, len(floats), "the file") if len(floats) >= MIN_EPISODES else ()

@@ -29,7 +29,7 @@ def checks_after(subject: Subject, complete: bytes, play: Callable[[], Judged]) 
     """
     found: list[CheckResult] = [] if (finite := check_finite(subject)).passed else [finite]
     found += [check_constant(subject), check_versions(subject), check_float(subject), check_custom(subject)]
-    loads = check_loads(complete)
+    loads = check_loads(complete, target=subject.options.runtime)
     returns = play() if loads.passed else not_judged("a device refuses the file")
     decided = returns.decided
     found += [check_saturation(subject, decided=decided), check_parity(subject, decided=decided)]

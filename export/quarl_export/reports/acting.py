@@ -9,11 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from quarl_device.contract import PolicyContract
-from quarl_device.heads import BoxHead, bind_outputs
+from quarl_export.acting import MAX_ACTION_ERROR, action_errors, greedy_actions
 from quarl_export.reports.structure import Float
-
-BOX_TOLERANCE = 0.01
-"""Two box actions agree if no element differs by more than this share of its range."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +50,7 @@ def agreement(contract: PolicyContract, reference: Mapping[str, Float], found: M
     kind = contract.head.kind
     if contract.action.kind == "discrete":
         return _discrete(reference[kind], found[kind], kind)
-    return _box(contract, actions(contract, reference), actions(contract, found))
+    return _box(contract, greedy_actions(contract, reference), greedy_actions(contract, found))
 
 
 def _discrete(reference: Float, found: Float, kind: str) -> Agreement:
@@ -73,27 +70,14 @@ def _discrete(reference: Float, found: Float, kind: str) -> Agreement:
     )
 
 
-def actions(contract: PolicyContract, outputs: Mapping[str, Float]) -> Float:
-    """Return greedy box actions ``[rows, elements]``: squashed, scaled and clipped as on the device."""
-    bindings = bind_outputs(contract)
-    results = tuple(np.asarray(outputs[binding.role]) for binding in bindings)
-    rows = len(results[0])
-    head = BoxHead(contract, bindings, shape=(rows, *contract.action.shape))
-    return np.asarray(head.greedy(results if len(results) > 1 else results[0]), np.float64).reshape(rows, -1)
-
-
 def _box(contract: PolicyContract, mine: Float, its: Float) -> Agreement:
-    width = np.asarray(contract.action.high) - np.asarray(contract.action.low)
-    # A space without ends is measured by what the float file does in it.
-    spread = np.ptp(mine, axis=0)
-    width = np.where(np.isfinite(width) & (width < 1e6), width, np.where(spread > 0, spread, 1.0))
-    difference = np.abs(mine - its)
-    relative = (difference / width).max(axis=1)
-    agrees = relative <= BOX_TOLERANCE
+    relative = action_errors(contract, mine, its).max(axis=1)
+    difference = np.abs(mine - its).reshape(len(mine), -1)
+    agrees = relative <= MAX_ACTION_ERROR
     apart = difference.max(axis=1)[~agrees]
     return Agreement(
         share=float(agrees.mean()),
-        rule=f"no element of the action differs by more than {BOX_TOLERANCE:.0%} of its range",
+        rule=f"no element of the action differs by more than {MAX_ACTION_ERROR:.0%} of its range",
         disagreements=int((~agrees).sum()),
         gap_mean=float(apart.mean()) if apart.size else 0.0,
         gap_max=float(apart.max()) if apart.size else 0.0,

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from quarl_device.contract import PolicyContract
+from quarl_device.environments import EnvSpec
 from quarl_device.errors import UsageError
-from quarl_export.reports.acting import Agreement, actions, agreement
-from quarl_export.reports.findings import Finding, find, forced, unmatched
-from quarl_export.reports.layers import LayerPair, LayerReport, input_report, pair_layers
+from quarl_export.acting import greedy_actions
+from quarl_export.reports.acting import Agreement, agreement
+from quarl_export.reports.findings import Finding, find, forced, one_is_centred, unmatched
+from quarl_export.reports.layers import LayerPair, LayerReport, input_report, level, pair_layers
 from quarl_export.reports.metrics import ErrorMeter, Errors
 from quarl_export.reports.observations import (
     DEFAULT_ROWS,
@@ -49,7 +51,8 @@ class Comparison:
         outputs: measures over all outputs, as they act.
         layers: one report per quantized input, against what enters it, and per layer, in the float file's order.
         inputs: per observation, saturation by dimension.
-        reference_outputs: role or tensor name to float64 ``[rows, width]``.
+        reference_outputs: role or tensor name to float64 ``[rows, width]``; shifted to the other file's mean over
+            actions where one of them is centred.
         quantized_outputs: the same of the quantized file.
         traced_gap: largest difference between the acting and the traced run of the quantized file's outputs.
         findings: what a person should know.
@@ -116,7 +119,7 @@ def compare_files(
         reference: the float file.
         quantized: the quantized file, by whatever scheme.
         observations: an `.npz` of recorded observations.
-        env_id: an environment to play instead.
+        env_id: an environment to play instead, named by a person: one of another module is imported.
         rows: how many observations, at most.
         seed: of what is random.
         same_policy: both files are known to be of one policy: where a conversion split layers up so that they cannot
@@ -195,9 +198,12 @@ def _observations(
         outputs = {role: float_file.output(index)[None] for role, index in places.items()}
         if contract.action.kind == "discrete":
             return contract.action.start + int(outputs[contract.head.kind].argmax())
-        return actions(contract, outputs)[0].astype(np.float32).reshape(contract.action.shape)
+        return greedy_actions(contract, outputs)[0].astype(np.float32)
 
-    return by_playing(env_id, source.observations, act, rows=rows, seed=seed)
+    # The file knows how its own environment was made; another one, as the device does it, is made as registered.
+    kwargs = contract.env_kwargs if env_id == contract.env_id else {}
+    spec = EnvSpec(env_id=env_id, kwargs=kwargs)
+    return by_playing(spec, source.observations, act, rows=rows, seed=seed, allow_module=True)
 
 
 def _renamed(arrays: Mapping[str, Any], source: Side, target: Side) -> dict[str, Any]:
@@ -239,6 +245,7 @@ def _compare(
     source = right.side if right.side.contract else left.side
     mine, its = (_places(each.side, contract, source) for each in (left, right))
     meter, traced_gap = ErrorMeter(), 0.0
+    centred = left.side.centered_q != right.side.centered_q
     inputs = InputMeter(right.side, left.side)
     kept: tuple[dict[str, list[Float]], ...] = ({role: [] for role in mine}, {role: [] for role in mine})
     arrays = tuple(_renamed(given.arrays, source, each.side) for each in (left, right))
@@ -254,6 +261,8 @@ def _compare(
                 raise UsageError(
                     f"output {role!r} has {wanted.size} elements in one file and {found.size} in the other"
                 )
+            if centred and role == "q_values":
+                wanted = level(wanted, found)
             meter.add(wanted, found)
             traced_gap = max(traced_gap, float(np.abs(found - right.traced(its[role])).max()))
             kept[0][role].append(wanted)
@@ -279,6 +288,7 @@ def _compare(
         traced_gap=traced_gap,
         findings=(
             *(forced(each.side.path, each.side.forced) for each in (left, right) if each.side.forced),
+            *(one_is_centred(each.side.path) for each in (left, right) if centred and each.side.centered_q),
             *find(acting, layers, saturation, recorded=given.recorded, traced_gap=traced_gap),
             *known,
         ),

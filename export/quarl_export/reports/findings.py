@@ -17,10 +17,10 @@ CLIPPED = 0.01
 STEEP_DB = 6.0
 FEW_STEPS = 16
 POOR_DB = 20.0
+# Rounding moves a weight by half a step; a range that has not followed it clips it by little more.
+WEIGHT_STEPS = 4.0
 FORCED = "R10"
-# Rounding, down to two bits, leaves weights nearly parallel; weights that nothing connects are nearly orthogonal.
-RELATED_COSINE = 0.5
-UNMATCHED = "R11"
+UNMATCHED = "R13"
 
 # Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside".
 _FIXED_RANGE = ("TANH", "LOGISTIC", "SOFTMAX")
@@ -47,7 +47,7 @@ def find(
     traced_gap: float,
 ) -> tuple[Finding, ...]:
     """Return what stands out, gravest first."""
-    found = [*_origin(layers), *_acting(acting), *_inputs(inputs, recorded), *_layers(layers)]
+    found = [*_acting(acting), *_inputs(inputs, recorded), *_layers(layers)]
     if not recorded:
         found.append(
             Finding(
@@ -87,6 +87,16 @@ def unmatched() -> Finding:
     )
 
 
+def one_is_centred(path: str) -> Finding:
+    """Return what to know where the Q values of one file are centred and the other's are not."""
+    return Finding(
+        code="R12",
+        severity="note",
+        message=f"the Q values of {path or 'one file'} have no mean over actions (--center-q): values are compared up "
+        "to a shift of all actions, which changes none",
+    )
+
+
 def _acting(acting: Agreement | None) -> Iterator[Finding]:
     if acting is None:
         yield Finding(
@@ -102,22 +112,6 @@ def _acting(acting: Agreement | None) -> Iterator[Finding]:
             message=f"the files act differently on {acting.disagreements} observations ({1 - acting.share:.1%}); "
             f"where they do, it is {acting.gap_relative:.2%} {acting.gap}",
             mend="small: near-ties, harmless; large: look for the layer below where the error begins",
-        )
-
-
-def _origin(layers: Sequence[LayerReport]) -> Iterator[Finding]:
-    """Tell two trainings of one architecture from two files of one policy."""
-    related = [
-        layer.weights.cosine for layer in layers if layer.weights is not None and layer.weights.cosine is not None
-    ]
-    # A normaliser may be folded into a first layer, so that one layer alone says nothing.
-    if len(related) > 1 and max(related) < RELATED_COSINE:
-        yield Finding(
-            code="R12",
-            severity="warning",
-            message="the weights of every layer differ by far more than rounding: the files are not of one policy, and "
-            f"what follows is not quantization's doing (cosine of weights at most {max(related):.2f})",
-            mend="compare a float and a quantized export of one training",
         )
 
 
@@ -149,6 +143,27 @@ def _narrow(each: InputSaturation) -> Iterator[Finding]:
         )
 
 
+def _weights(layer: LayerReport) -> Iterator[Finding]:
+    if layer.weights is None or layer.weights.error_steps is None or not layer.weights.error_steps > WEIGHT_STEPS:
+        return
+    told = f"layer {layer.name!r}: a weight is {layer.weights.error_steps:.1f} steps from the float file's"
+    if layer.reads_observation:
+        # A converter may multiply a normaliser's scale into the first layer of one file and not of the other.
+        yield Finding(
+            code="R11",
+            severity="note",
+            message=f"{told}: a normaliser that one file has folded into it, or other weights",
+            mend="if its error is as small as that of the layers behind it, it is a normaliser",
+        )
+    else:
+        yield Finding(
+            code="R11",
+            severity="warning",
+            message=f"{told}: rounding alone moves it by half a step",
+            mend="the files are of different weights, or one is damaged: export both again",
+        )
+
+
 def _layers(layers: Sequence[LayerReport]) -> Iterator[Finding]:
     before = math.inf
     for layer in layers:
@@ -162,6 +177,7 @@ def _layers(layers: Sequence[LayerReport]) -> Iterator[Finding]:
                 mend="widen its range, quantize per channel, or keep it in float",
             )
         before = min(before, snr)
+        yield from _weights(layer)
         if layer.grid is None or layer.kind in (*_FIXED_RANGE, *_SAID_BY_DIMENSION):
             continue
         if layer.grid.clipped > CLIPPED:

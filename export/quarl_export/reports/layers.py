@@ -14,7 +14,7 @@ from quarl_export.reports.metrics import ErrorMeter, Errors, GridMeter
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputSaturation
 from quarl_export.reports.side import Side
-from quarl_export.reports.structure import Float, Layer, cosine, layer_names, layers_of, match, real_constant
+from quarl_export.reports.structure import Float, Layer, layer_names, layers_of, match, real_constant
 
 _GRIDS = ("int8", "uint8", "int16")
 
@@ -28,8 +28,8 @@ class WeightGrid:
         channels: how many scales there are.
         scale_min: the smallest of them.
         scale_max: the largest.
-        max_abs_error: against the float file's weights; `None` where that file has folded something into them.
-        cosine: between them and the float file's, `None` where they cannot be compared.
+        max_abs_error: against the float file's weights, Inf for NaN; `None` where these are not stored in that shape.
+        error_steps: the same in the largest of the scales.
     """
 
     counts: tuple[int, ...] = field(repr=False)
@@ -37,7 +37,7 @@ class WeightGrid:
     scale_min: float
     scale_max: float
     max_abs_error: float | None
-    cosine: float | None
+    error_steps: float | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +55,7 @@ class LayerReport:
         value_range: smallest and largest value that its result can hold, `None` where it is float.
         grid: counts over that range, `None` likewise.
         weights: its weights' grid, `None` where it has none or they are float.
+        reads_observation: whether nothing but a normaliser stands between it and an observation.
     """
 
     name: str
@@ -67,6 +68,7 @@ class LayerReport:
     value_range: tuple[float, float] | None
     grid: GridMeter | None = field(repr=False)
     weights: WeightGrid | None = field(repr=False)
+    reads_observation: bool = field(default=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values, without histograms."""
@@ -113,10 +115,10 @@ def input_report(saturation: InputSaturation, *, elements: int) -> LayerReport |
 
 
 class LayerPair:
-    """A layer and its twin, with the meters that rows go into."""
+    """A layer and its twin, with the meters that rows go into; `shifted`: see `level`."""
 
-    def __init__(self, left: Side, layer: Layer, right: Side, twin: Layer, *, name: str) -> None:
-        self._layer, self._twin, self._name = layer, twin, name
+    def __init__(self, left: Side, layer: Layer, right: Side, twin: Layer, *, name: str, shifted: bool = False) -> None:
+        self._layer, self._twin, self._name, self._shifted = layer, twin, name, shifted
         self._meter = ErrorMeter()
         self._tensor = right.graph.tensors[twin.output]
         self._value_range = grid_range(self._tensor)
@@ -128,12 +130,13 @@ class LayerPair:
                 scale=float(quantization.scales[0]),
                 zero_point=int(quantization.zero_points[0]),
             )
-        self._weights = _weight_grid(left.graph, layer, right.graph, twin)
+        self._weights = _weight_grid(left.graph, layer, right.graph, twin, shifted=shifted)
 
     def add(self, left: TracedFile, right: TracedFile) -> None:
         """Take the row that both files have just run."""
-        wanted = left.traced(self._layer.output)
-        self._meter.add(wanted, right.traced(self._twin.output))
+        wanted, found = left.traced(self._layer.output), right.traced(self._twin.output)
+        wanted = level(wanted, found) if self._shifted else wanted
+        self._meter.add(wanted, found)
         if self._grid is not None:
             self._grid.add(right.stored(self._twin.output), wanted)
 
@@ -150,7 +153,17 @@ class LayerPair:
             value_range=self._value_range,
             grid=self._grid,
             weights=self._weights,
+            reads_observation=any(place < 0 for place in self._layer.inputs),
         )
+
+
+def level(wanted: Float, found: Float) -> Float:
+    """Return `wanted` with the mean of `found` along the first axis.
+
+    Where one of two files has its Q values centred, only differences between actions can be the same in both.
+    """
+    shifted: Float = wanted + (found.mean(axis=0) - wanted.mean(axis=0))
+    return shifted
 
 
 def pair_layers(left: Side, right: Side) -> tuple[LayerPair, ...]:
@@ -161,14 +174,18 @@ def pair_layers(left: Side, right: Side) -> tuple[LayerPair, ...]:
     """
     ours, theirs = layers_of(left.graph, left.inputs), layers_of(right.graph, right.inputs)
     pairs = match(left.graph, ours, right.graph, theirs)
+    # Centring changes the one layer that no other reads.
+    read = {place for layer in ours for place in layer.inputs}
+    last = {place for place in range(len(ours)) if place not in read}
+    centred = left.centered_q != right.centered_q
     names = layer_names([((left.graph, ours[mine]), (right.graph, theirs[its])) for mine, its in pairs])
     return tuple(
-        LayerPair(left, ours[mine], right, theirs[its], name=name)
+        LayerPair(left, ours[mine], right, theirs[its], name=name, shifted=centred and mine in last)
         for (mine, its), name in zip(pairs, names, strict=True)
     )
 
 
-def _weight_grid(left: Graph, layer: Layer, right: Graph, twin: Layer) -> WeightGrid | None:
+def _weight_grid(left: Graph, layer: Layer, right: Graph, twin: Layer, *, shifted: bool) -> WeightGrid | None:
     if twin.weights < 0:
         return None
     tensor = right.tensors[twin.weights]
@@ -178,23 +195,22 @@ def _weight_grid(left: Graph, layer: Layer, right: Graph, twin: Layer) -> Weight
     counts = np.bincount(np.clip(stored, -127, 127) + 127, minlength=255)
     scales = tensor.quantization.scales
     mine, its = real_constant(left, layer.weights), real_constant(right, twin.weights)
+    if shifted and mine is not None and its is not None and mine.shape == its.shape:
+        mine = level(mine, its)
+    error = _weight_error(mine, its)
     return WeightGrid(
         counts=tuple(int(n) for n in counts),
         channels=int(scales.size),
         scale_min=float(scales.min()),
         scale_max=float(scales.max()),
-        max_abs_error=_weight_error(mine, its, scales),
-        cosine=cosine(mine, its),
+        max_abs_error=error,
+        error_steps=None if error is None else error / float(scales.max()),
     )
 
 
-def _weight_error(mine: Float | None, its: Float | None, scales: Any) -> float | None:
-    """Return the largest difference of the weights, `None` where they cannot be the same numbers.
-
-    A converter may fold a normaliser's scale into the first layer of the float file.
-    """
+def _weight_error(mine: Float | None, its: Float | None) -> float | None:
+    """Return the largest difference of the weights, Inf where one is NaN, `None` where there are not two to compare."""
     if mine is None or its is None or mine.shape != its.shape:
         return None
     error = float(np.abs(mine - its).max())
-    # Rounding moves a weight by half a step, a stale range clips it by little more.
-    return error if math.isfinite(error) and error <= 4 * float(scales.max()) else None
+    return math.inf if math.isnan(error) else error

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import Normalizer, ObservationSpec
+from quarl_device.environments import EnvSpec, make_single
 from quarl_device.errors import EnvironmentMisbehaved, UsageError
 from quarl_device.frame_stack import restack
 from quarl_export.calibration.data import by_single_key, checked_rows
@@ -121,30 +122,31 @@ def _spread(values: Sequence[float] | None, size: int) -> NDArray[np.float64] | 
 
 
 def by_playing(
-    env_id: str,
+    place: EnvSpec,
     specs: Sequence[ObservationSpec],
     act: Callable[[Mapping[str, NDArray[Any]]], Any],
     *,
     rows: int = DEFAULT_ROWS,
     seed: int = 0,
+    allow_module: bool = False,
 ) -> Observations:
     """Play an environment with the float file's greedy actions, one in ten at random, and keep what it shows.
 
     Args:
-        env_id: registered gymnasium id.
+        place: which environment.
         specs: what the policy observes; an environment that shows something else is refused.
         act: one observation per key, stacked where the policy stacks, to an action of the environment's space.
         rows: how many observations to keep.
         seed: of the first episode and of the random actions; episode i starts from seed + i.
+        allow_module: see `environments.check_registered`.
 
     Raises:
         UnknownEnvironment: no such id.
         UsageError: the environment shows other observations.
         EnvironmentMisbehaved: it raised.
     """
-    from quarl_device.environments import EnvSpec, make_single
-
-    env = make_single(EnvSpec(env_id=env_id), seed=seed)
+    env_id = place.env_id
+    env = make_single(place, seed=seed, allow_module=allow_module)
     rng = np.random.default_rng(seed)
     kept: dict[str, list[NDArray[Any]]] = {spec.key: [] for spec in specs}
     try:

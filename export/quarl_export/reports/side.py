@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Side:
         observations: the contract's, else one per input tensor ("input_0", ...).
         inputs: per observation the index of its input tensor.
         forced: codes of the checks that the file was written in spite of.
+        centered_q: the mean over actions was taken out of its Q values: see `quarl_export.centering`.
     """
 
     path: str
@@ -43,6 +45,7 @@ class Side:
     observations: tuple[ObservationSpec, ...]
     inputs: tuple[int, ...]
     forced: tuple[str, ...] = ()
+    centered_q: bool = False
 
 
 def read_side(path: Path) -> Side:
@@ -63,9 +66,12 @@ def side_of(data: bytes, *, path: str = "") -> Side:
     check_runs(data, graph, what="the model")
     contract, golden = None, None
     forced: tuple[str, ...] = ()
+    centered_q = False
     if METADATA_NAME in graph.metadata:
         policy = read_policy(data)
         contract, golden, forced = policy.contract, policy.golden, forced_checks(policy.provenance)
+        made = policy.provenance.get("export")
+        centered_q = isinstance(made, Mapping) and made.get("center_q") is True
     if contract is None:
         inputs = graph.inputs
         specs = tuple(_spec_of(graph, index, place) for place, index in enumerate(inputs))
@@ -84,6 +90,7 @@ def side_of(data: bytes, *, path: str = "") -> Side:
         observations=specs,
         inputs=inputs,
         forced=forced,
+        centered_q=centered_q,
     )
 
 

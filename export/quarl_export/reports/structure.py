@@ -182,14 +182,9 @@ def _show(layer: Layer) -> str:
 
 def _kinship(left: Graph, layer: Layer, right: Graph, other: Layer) -> float:
     """Return the cosine between two layers' weights, -1 where they have none to compare."""
-    found = cosine(real_constant(left, layer.weights), real_constant(right, other.weights))
-    return -1.0 if found is None else found
-
-
-def cosine(mine: Float | None, its: Float | None) -> float | None:
-    """Return the cosine between two constants, `None` where they cannot be compared, 0 where one is all zero."""
+    mine, its = real_constant(left, layer.weights), real_constant(right, other.weights)
     if mine is None or its is None or mine.size != its.size:
-        return None
+        return -1.0
     length = float(np.linalg.norm(mine) * np.linalg.norm(its))
     return float(mine.ravel() @ its.ravel()) / length if length > 0 else 0.0
 
