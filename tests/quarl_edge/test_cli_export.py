@@ -11,6 +11,8 @@ from quarl_device.errors import ModelFileError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import app, main
+from quarl_edge.cli.export import _told
+from quarl_export.checks.report import CheckResult
 
 ZIP = Path(__file__).parents[1] / "data" / "sb3" / "dqn_cartpole.zip"
 
@@ -326,3 +328,21 @@ def test_options_that_nothing_would_use_are_refused_with_what_would(tmp_path, ca
     assert says in told["error"]["message"]
     assert mends in told["error"]["hint"]
     assert not (tmp_path / "m.tflite").exists()
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (CheckResult(code="Q01", passed=True, message="m"), "passed: m"),
+        (CheckResult(code="Q03", passed=True, message="m", advisory=True, limit=0.05), "advisory: m"),
+        (CheckResult(code="Q10", passed=True, message="m", advisory=True, limit=0.75), "advisory: m (at least 75%)"),
+        (CheckResult(code="Q11", passed=False, message="m", limit=0.05), "FAILED: m (at most 5%)"),
+        (CheckResult(code="Q13", passed=True, message="not judged: m"), "not judged: m"),
+        (
+            CheckResult(code="Q13", passed=True, message="undecided: m", detail={"verdict": "undecided"}),
+            "undecided: m",
+        ),
+    ],
+)
+def test_a_row_says_how_its_check_came_out(result, says):
+    assert _told(result) == says

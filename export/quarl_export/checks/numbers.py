@@ -123,7 +123,8 @@ def _clipped(subject: Subject, *, binding: bool) -> CheckResult:
         if share > worst:
             worst, where = share, f"observation {key!r}[{dimension}]"
     limit = max(MAX_SATURATED, _CHANCE / subject.count)
-    message = f"{where} is clipped in {worst:.1%} of {subject.count} observations" if worst else "nothing is clipped"
+    message = f"{where} is clipped in {worst:.1%}" if worst else "nothing is clipped"
+    message += f", {subject.judged_on}"
     if worst > limit and binding:
         message += "; calibrate with more of them (a larger file, more --steps), from more episodes"
     return CheckResult(
