@@ -47,12 +47,13 @@ def run_broker(directory: BrokerDirectory, listen: Address, *, engine: str, read
 
 
 def _check_certificate(directory: BrokerDirectory) -> None:
-    hosts, ends = read_server_certificate(directory.server_certificate.read_bytes())
+    hosts, ends = read_server_certificate(directory.server.read_bytes())
     if ends < utc_now():
         raise BrokerStartFailed(
             f"the broker's certificate (for {', '.join(hosts)}) expired on {ends:%Y-%m-%d}",
             hint=f"quarl-edge broker init {directory.path} renews it",
         )
+    directory.check_served()
 
 
 def _run_mosquitto(directory: BrokerDirectory, listen: Address, *, ready: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from quarl_edge.soak.run import SoakReport
 
 _SHOWN_FAULTS = 20
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def soak(
@@ -57,6 +59,8 @@ def soak(
     config = SoakConfig(
         seconds=seconds, seed=seed, actors=actors, steps_per_s=rate, only=tuple(only or ()), trains=train
     )
+    # Ended like any other way out: with nothing left running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     folder = work or Path(tempfile.mkdtemp(prefix="quarl-soak-"))
     right = False
     try:

@@ -1,6 +1,8 @@
 """`quarl-edge bench soak` as a command: what it refuses, what it says, and that wrong books are never an exit 0."""
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -20,6 +22,13 @@ def report(**changes):
             "learner_kills": 2, "returns": 0, **changes,
         }
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -69,6 +78,20 @@ def test_the_result_is_written_as_a_whole_file(soaked, tmp_path):
 def _new(tmp_path):
     (tmp_path / "work").mkdir()
     return tmp_path / "work"
+
+
+def test_sigterm_takes_the_way_out_that_stops_what_was_started(monkeypatch, tmp_path):
+    stopped = []
+
+    def endless(config, folder, *, say):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            stopped.append(folder)
+
+    monkeypatch.setattr("quarl_edge.soak.run.soak", endless)
+    assert run(["bench", "soak", "--work", str(_new(tmp_path))]) == 143
+    assert stopped
 
 
 @pytest.mark.parametrize("kind", ["file", "full"])
