@@ -120,7 +120,9 @@ def test_wrong_usage_is_one_line(tmp_path, capsys, words, code, says):
     found, told, err = run(capsys, tmp_path / "m.tflite", "--from", ZIP, *words)
     assert found == code
     assert says in told["error"]["message"]
-    assert err.count("\n") == 1
+    *stages, last = err.splitlines()
+    assert last.startswith("quarl-edge: error: ")
+    assert all(line.startswith(("reading ", "playing ", "converting ")) for line in stages)
     assert not list(tmp_path.iterdir())
 
 
@@ -346,3 +348,11 @@ def test_options_that_nothing_would_use_are_refused_with_what_would(tmp_path, ca
 )
 def test_a_row_says_how_its_check_came_out(result, says):
     assert _told(result) == says
+
+
+def test_stages_are_told_where_nobody_sits_at_a_terminal(tmp_path, capsys, recorded):
+    code, _, err = run(capsys, tmp_path / "m.tflite", "--from", ZIP, "--calibrate", recorded, "--scheme", "float32")
+    assert code == 0
+    assert err.splitlines()[:3] == [
+        f"reading {ZIP}", f"reading {recorded}", "converting to float32 and checking the file",
+    ]  # fmt: skip
