@@ -67,15 +67,20 @@ def top(
         link.close()
 
 
+_UNFIT = {
+    "device": "as a device, which sees itself alone",
+    # A broker that takes the client id from the certificate would end the session of the learner that runs.
+    "learner": "as a learner, which looking on under its name would throw off the broker",
+}
+
+
 def _link(broker: str, fleet: str, *, password_file: Path | None, credentials: Path | None) -> tuple[PahoLink, Topics]:
     """Return a link that is not connected yet, and what to look at."""
     held = find_credentials(credentials)
     if held is not None:
-        if held.role == "device":
-            raise UsageError(
-                f"{held.name!r} is enrolled as a device, which sees itself alone",
-                hint="quarl-edge enroll NAME --role viewer",
-            )
+        unfit = _UNFIT.get(held.role)
+        if unfit:
+            raise UsageError(f"{held.name!r} is enrolled {unfit}", hint="quarl-edge enroll NAME --role viewer")
         topics = Topics(held.fleet_or(fleet, default=DEFAULT_FLEET))
         # A broker that takes the client id from the certificate lets one in at a time.
         return PahoLink(held.broker_or(broker), client_id=held.name, tls=held.tls()), topics

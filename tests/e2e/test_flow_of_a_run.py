@@ -80,7 +80,7 @@ def test_a_bound_that_is_none_is_refused_before_anything_starts(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_viewer_sees_a_secured_fleet_and_a_device_does_not(tmp_path):
+def test_a_viewer_sees_a_secured_fleet_and_neither_device_nor_learner_looks_on(tmp_path):
     clients = {"watcher": ("viewer", "lab"), "pi": ("device", "lab")}
     state = DeviceState(status="online", device="pi", boot_id="0123456789abcdef")
     with SecuredBroker(clients) as broker:
@@ -90,10 +90,12 @@ def test_a_viewer_sees_a_secured_fleet_and_a_device_does_not(tmp_path):
         assert pi.flush(timeout_s=10)
         words = ["top", "--once", "--wait", 2, "--format", "json"]
         seen = edge(*words, "--credentials", broker.path / "clients" / "watcher", cwd=tmp_path)
-        refused = edge(*words, "--credentials", broker.path / "clients" / "pi", cwd=tmp_path)
+        refused = [
+            edge(*words, "--credentials", broker.path / "clients" / name, cwd=tmp_path) for name in ("pi", "learner")
+        ]
         pi.close()
     assert seen.returncode == 0, seen.stderr
     said = last_json(seen)
     assert (said["fleet"], [row["device"] for row in said["actors"]]) == ("lab", ["pi"])
-    assert refused.returncode == 2
-    assert "--role viewer" in refused.stderr
+    assert [done.returncode for done in refused] == [2, 2]
+    assert all("--role viewer" in done.stderr for done in refused)
