@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TFLITE_VENV := .venv-tflite
 TFLITE_STAMP := $(TFLITE_VENV)/.installed
 
-.PHONY: install demo test lint fix fuzz mosquitto chromium tflite clean
+.PHONY: install demo test lint fix fuzz soak mosquitto chromium tflite clean
 
 install: $(STAMP)
 
@@ -62,6 +62,12 @@ chromium:
 
 clean:
 	rm -rf $(VENV) $(TFLITE_VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache
+
+# Half an hour of kills, cuts, full disks and lossy links; fails when a step is not accounted for: make soak SEED=1
+SOAK_SECONDS ?= 1800
+SEED ?= 0
+soak: install mosquitto
+	$(BIN)/quarl-edge bench soak --seconds $(SOAK_SECONDS) --seed $(SEED) --out docs/results/soak.json
 
 # Coverage-guided fuzzing of a wire decoder, not part of the tests: make fuzz DECODER=push SECONDS=600
 DECODER ?= block

@@ -160,7 +160,7 @@ def latest(root: Path = DEFAULT_ROOT) -> RunDirectory:
     """
     runs = [run for run in _runs(root) if run.has_policy]
     if not runs:
-        raise RunNotFound(f"no run with a policy under {root}", hint=_HINT)
+        raise RunNotFound(f"no run with a policy under {root.absolute()}", hint=_HINT)
     return max(runs, key=_age)
 
 

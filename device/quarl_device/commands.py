@@ -279,7 +279,9 @@ def _die_with_parent() -> None:
 
 
 def _show_error(error: QuarlError, *, as_json: bool) -> int:
-    sys.stderr.write(f"quarl-device: error: {error}\n")
+    # A log on a full disk takes no message, but whoever started this still learns the code.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"quarl-device: error: {error}\n")
     if as_json:
         described = {"code": error.code, "kind": type(error).__name__, "message": error.message, "hint": error.hint}
         with contextlib.suppress(OSError):

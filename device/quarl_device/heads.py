@@ -233,10 +233,16 @@ class BoxHead:
         return wide.astype(np.float32)
 
 
+def first_largest(row: list[float]) -> int:
+    """Return the place of the largest value, as `argmax` does: of equal ones the first, and NaN is the largest."""
+    # A NaN anywhere makes the sum one.
+    return int(np.argmax(row)) if math.isnan(sum(row)) else row.index(max(row))
+
+
 def greedy_index(output: OutputBinding, n: int, start: int) -> Decide:
     """Return what picks the largest of `n` values of one observation, as an `int` counted from `start`.
 
-    Few values are compared in Python, which is faster than `argmax`; of equal ones the first is taken.
+    Few values are compared in Python, which is faster than `argmax`; see `first_largest`.
     """
     if not output.flat or n > 32:
 
@@ -246,8 +252,7 @@ def greedy_index(output: OutputBinding, n: int, start: int) -> Decide:
         return act_many
 
     def act(values: Array) -> int:
-        row: list[float] = values.tolist()[0]
-        return start + row.index(max(row))
+        return start + first_largest(values.tolist()[0])
 
     return act
 

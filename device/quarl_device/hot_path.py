@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.fillers import Filler
-from quarl_device.heads import Decide
+from quarl_device.heads import Decide, first_largest
 from quarl_device.preprocess import InputBinding
 from quarl_device.runtime import Infer, LoadedModel
 
@@ -79,13 +79,16 @@ def filled_act(fill: Callable[[Any], None], buffer: Array, infer: Infer, decide:
 
 
 def plain_index(infer: Infer, buffer: Array, row: Array, n: int, start: int) -> Act:
-    """Return the hot path of a plain observation: fill a kept buffer, run, take the largest of few in Python."""
+    """Return the hot path of a plain observation: fill a kept buffer, run, take the largest as `first_largest` does."""
     if n == 2:
 
         def act_two(observation: Any) -> int:
             row[...] = observation
             first, second = infer(buffer).tolist()[0]
-            return start + 1 if second > first else start
+            if first >= second:
+                return start
+            # Neither is so with a NaN.
+            return start + 1 if second > first else start + first_largest([first, second])
 
         return act_two
 
@@ -94,16 +97,17 @@ def plain_index(infer: Infer, buffer: Array, row: Array, n: int, start: int) -> 
         def act_three(observation: Any) -> int:
             row[...] = observation
             first, second, third = infer(buffer).tolist()[0]
-            if third > first:
-                return start + 2 if third > second else start + 1
-            return start + 1 if second > first else start
+            if first >= second:
+                return start if first >= third else start + 2
+            if second > first:
+                return start + 1 if second >= third else start + 2
+            return start + first_largest([first, second, third])
 
         return act_three
 
     def act(observation: Any) -> int:
         row[...] = observation
-        values: list[float] = infer(buffer).tolist()[0]
-        return start + values.index(max(values))
+        return start + first_largest(infer(buffer).tolist()[0])
 
     def act_many(observation: Any) -> int:
         row[...] = observation

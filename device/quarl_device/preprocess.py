@@ -24,6 +24,7 @@ from quarl_device.frame_stack import fill_frame
 
 Array = NDArray[Any]
 Layout = Literal["joined", "new_axis", "channels_last"]
+MIN_SCALE = 1 / float(np.finfo(np.float32).max)
 INPUT_DTYPES = ("float32", "int8", "uint8", "int16")
 
 
@@ -110,7 +111,13 @@ def _quantization(spec: ObservationSpec, tensor: Tensor | None) -> tuple[float, 
         )
     if tensor.quantization is None or tensor.quantization.scales.size != 1:
         raise ContractError(f"observation {spec.key!r}: its {tensor.dtype} tensor has not exactly one scale")
-    return float(tensor.quantization.scales[0]), int(tensor.quantization.zero_points[0])
+    scale = float(tensor.quantization.scales[0])
+    if not MIN_SCALE <= scale < np.inf:
+        raise ContractError(
+            f"observation {spec.key!r}: its {tensor.dtype} tensor has the scale {scale:g}, "
+            f"expected at least {MIN_SCALE:.3g}: float32 has no inverse of less"
+        )
+    return scale, int(tensor.quantization.zero_points[0])
 
 
 def _normalizer(

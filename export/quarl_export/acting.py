@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import PolicyContract
+from quarl_device.contract import ActionSpec, PolicyContract
 from quarl_device.heads import BoxHead, bind_outputs
+
+Float64 = NDArray[np.float64]
 
 MAX_ACTION_ERROR = 0.05
 """Two box actions agree if no element differs by more than this share of its range."""
-_UNBOUNDED = 1e6
+_OF_REACH = 0.1
+_OF_BOUNDS = 0.01
+_WIDE = 1e3
+"""Bounds further apart are no actuator's: they say that any number is taken."""
 
 
 def greedy_actions(contract: PolicyContract, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
@@ -33,13 +38,33 @@ def greedy_actions(contract: PolicyContract, outputs: Mapping[str, NDArray[Any]]
     return np.asarray(head.greedy(results if len(results) > 1 else results[0]), np.float64).reshape(shape)
 
 
-def action_errors(contract: PolicyContract, mine: NDArray[Any], its: NDArray[Any]) -> NDArray[np.float64]:
-    """Return how far box actions are apart, ``[count, elements]``, as shares of their range.
-
-    A space without ends is measured by what `mine` does in it; an actuator that is fixed has no range to be off by.
-    """
+def action_errors(contract: PolicyContract, mine: NDArray[Any], its: NDArray[Any]) -> Float64:
+    """Return how far box actions are apart, ``[count, elements]``, as shares of what `mine`, in float, acts in."""
     flat = mine.reshape(len(mine), -1)
-    width = np.asarray(contract.action.high, np.float64) - np.asarray(contract.action.low, np.float64)
-    width = np.where(np.isfinite(width) & (width < _UNBOUNDED), width, np.ptp(flat, axis=0))
-    errors: NDArray[np.float64] = np.abs(flat - its.reshape(flat.shape)) / np.where(width > 0.0, width, 1.0)
+    errors: Float64 = np.abs(flat - its.reshape(flat.shape)) / used_range(contract.action, flat)
     return errors
+
+
+def used_range(action: ActionSpec, acted: Float64) -> Float64:
+    """Return per element the smaller of the bounds' width and what the float policy moves by; never 0.
+
+    Bounds of ±1e6 around actions of ±3 would hide that one stands still. A policy that hardly moves an element, held
+    at its bound say, is not asked for steps finer than 8 bits have: at least a tenth of its reach from 0 counts, and a
+    hundredth of its bounds. One that is fixed in float is measured by its bounds, or by itself where they are wide.
+
+    Args:
+        action: of a box.
+        acted: float actions ``[rows, elements]``, clipped to the bounds.
+
+    Returns:
+        float64 ``[elements]``.
+    """
+    width = np.asarray(action.high, np.float64) - np.asarray(action.low, np.float64)
+    width = np.where(np.isfinite(width) & (width > 0), width, np.inf)
+    rows = acted.reshape(len(acted), -1)
+    moves, reach = np.ptp(rows, axis=0), np.abs(rows).max(axis=0)
+    narrow = width <= _WIDE
+    least = np.maximum(_OF_REACH * np.minimum(width, reach), np.where(narrow, _OF_BOUNDS * width, 0.0))
+    fixed = np.where(narrow, width, np.where(reach > 0, reach, 1.0))
+    result: Float64 = np.where(moves > 0, np.minimum(width, np.maximum(moves, least)), fixed)
+    return result

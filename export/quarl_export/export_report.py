@@ -43,7 +43,7 @@ def write_export_report(built: BuiltFile, directory: Path, *, model: Path) -> Pa
         stacks = {spec.key: spec.stack for spec in subject.contract.observations}
         arrays: dict[str, Any] = {key: _joined(array, stacks[key]) for key, array in subject.observations.items()}
         np.savez(rows, **arrays)
-        comparison = compare_files(reference, quantized, observations=rows)
+        comparison = compare_files(reference, quantized, observations=rows, same_policy=True)
     return write_report(_named(comparison, model), directory)
 
 

@@ -39,16 +39,20 @@ class Rules:
 
     grants: dict[str, tuple[Grant, ...]]
     revoked: frozenset[int]
+    context: ssl.SSLContext | None
 
     def __init__(self) -> None:
         self.grants = {}
         self.revoked = frozenset()
+        self.context = None
 
     def load(self, directory: BrokerDirectory) -> None:
-        """Read the register of a directory."""
+        """Read the register of a directory, and show its certificate of now to who connects from now on."""
         register = directory.register()
         self.grants = {entry.name: grants_of(entry) for entry in register.current()}
         self.revoked = frozenset(entry.revocation[0] for entry in register if entry.revoked)
+        if self.context is not None:
+            self.context.load_cert_chain(directory.server)
 
     def allow(self, user: str | None, verb: str, topic: str | None) -> bool:
         """Whether a user may read or write a topic."""
@@ -105,6 +109,7 @@ class CertifiedBroker(LeanBroker):
         context.load_cert_chain(listener["certfile"], listener["keyfile"])
         # Optional here, required by the plugin: asyncio ends a handshake that fails without telling the client why.
         context.verify_mode = ssl.CERT_OPTIONAL
+        RULES.context = context
         return context
 
     async def _publish_retained_messages_for_subscription(self, subscription: Any, session: Session) -> None:
@@ -142,8 +147,8 @@ async def serve(
         bind=str(listen),
         ssl=True,
         cafile=str(directory.ca_certificate),
-        certfile=str(directory.server_certificate),
-        keyfile=str(directory.server_key),
+        certfile=str(directory.server),
+        keyfile=str(directory.server),
     )
     plugins: dict[str, dict[str, Any]] = {f"{_MODULE}.CertificatePlugin": {}, f"{_MODULE}.AccessPlugin": {}}
     broker = CertifiedBroker(BrokerConfig(listeners={"default": listener}, plugins=plugins))

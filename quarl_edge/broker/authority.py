@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -58,7 +59,10 @@ class Authority:
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         if certificate.public_key() != key.public_key():
-            raise AuthorityError("the authority's key and certificate do not belong together")
+            raise AuthorityError(
+                "the authority's key and certificate do not belong together",
+                hint="restore both from a copy, or make new ones: quarl-edge broker init DIR --replace-ca",
+            )
         self._certificate = certificate
         self._key = key
 
@@ -183,6 +187,35 @@ def read_server_certificate(pem: bytes) -> tuple[tuple[str, ...], datetime]:
     except (ValueError, x509.ExtensionNotFound) as error:
         raise AuthorityError("the broker's certificate is damaged") from error
     return tuple(str(name.value) for name in names), certificate.not_valid_after_utc
+
+
+def check_served(authority: bytes, server: bytes, revoked: bytes) -> None:
+    """Check that what a broker shows and reads comes from its clients' authority.
+
+    Args:
+        authority: its certificate, PEM.
+        server: the broker's key and certificate, PEM.
+        revoked: the list of revoked certificates, PEM.
+
+    Raises:
+        AuthorityError: damaged, of another authority, or a key and a certificate that do not belong together.
+    """
+    try:
+        issuer = x509.load_pem_x509_certificate(authority)
+        certificate = x509.load_pem_x509_certificate(server)
+        key = serialization.load_pem_private_key(server, password=None)
+        listed = x509.load_pem_x509_crl(revoked)
+        certificate.verify_directly_issued_by(issuer)
+        public = issuer.public_key()
+        ours = isinstance(public, ec.EllipticCurvePublicKey) and listed.is_signature_valid(public)
+    except InvalidSignature:
+        raise AuthorityError("the broker's certificate is not of the authority in ca.crt") from None
+    except (ValueError, TypeError) as error:
+        raise AuthorityError("the broker's key, certificate or list of revoked ones is damaged") from error
+    if certificate.public_key() != key.public_key():
+        raise AuthorityError("the broker's key and certificate do not belong together")
+    if not ours:
+        raise AuthorityError("the list of revoked certificates is not of the authority in ca.crt")
 
 
 def check_host(host: str) -> str:

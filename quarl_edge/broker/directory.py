@@ -5,7 +5,8 @@
     broker/
     ├── ca.key, ca.crt            the authority; the key may be kept elsewhere while nobody is enrolled or revoked
     ├── enrolled.json             every certificate ever issued
-    ├── server.key, server.crt    the broker's own; owned by its user
+    ├── server.pem                the broker's own key and certificate, in one file so that they fit; owned by its user
+    ├── replacing                 a new authority is being made; while it is there nothing else goes on
     ├── crl.pem, acl, acl.conf    revoked certificates and access rules (EMQX's too), made from enrolled.json
     ├── mosquitto.conf, data/     configuration, and what the broker keeps over a restart
     ├── up.lock                   held while `quarl-edge broker up` runs
@@ -29,11 +30,13 @@ from quarl_device.link import credentials as files
 from quarl_device.names import check_name
 from quarl_device.wire.keys import LearnerKey, PublicKey
 from quarl_edge.broker.access import emqx_acl, mosquitto_acl
-from quarl_edge.broker.authority import Authority, check_host, read_server_certificate, utc_now
+from quarl_edge.broker.authority import Authority, check_host, check_served, read_server_certificate, utc_now
 from quarl_edge.broker.disk import (
     broker_user,
     check_reachable,
+    finish,
     give,
+    interrupted,
     locked,
     read_file,
     told,
@@ -45,6 +48,8 @@ from quarl_edge.broker.enrolment import Enrolled, Register
 
 DEFAULT_DAYS = 825
 TLS_PORT = 8883
+OWN_CLIENTS = ("learner", "controller")
+_REPLACING = "replacing"
 _RENEW_BEFORE = timedelta(days=30)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -57,11 +62,13 @@ class Made:
         entry: in the register.
         folder: the client's credentials.
         broker: where they say to connect.
+        before: its entry until now, `None` for a new client.
     """
 
     entry: Enrolled
     folder: Path
     broker: BrokerURL
+    before: Enrolled | None = None
 
 
 class BrokerDirectory:
@@ -69,12 +76,13 @@ class BrokerDirectory:
 
     Args:
         path: an initialised directory.
+        replacing: go on although a new authority is being made.
 
     Raises:
-        AuthorityError: it is not one.
+        AuthorityError: it is not one, or its authority was about to be replaced.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, replacing: bool = False) -> None:
         self.path = path.absolute()
         if any(char in str(self.path) for char in "\r\n"):
             raise UsageError("the broker's directory has a line break in its name, which no configuration can hold")
@@ -82,6 +90,11 @@ class BrokerDirectory:
             raise AuthorityError(
                 f"{path} is no broker's directory: it has no ca.crt with enrolled.json",
                 hint=f"quarl-edge broker init {path}",
+            )
+        if not replacing and (self.path / _REPLACING).exists():
+            raise AuthorityError(
+                f"{path} was left in the middle of getting a new authority",
+                hint=f"quarl-edge broker init {path} makes one; then every client must be enrolled again",
             )
 
     @classmethod
@@ -102,15 +115,20 @@ class BrokerDirectory:
         with told(path):
             path.mkdir(parents=True, exist_ok=True)
         with locked(path):
-            if replace_ca or not (path / "ca.crt").exists():
+            begun = path / _REPLACING
+            # One that was killed is begun again: its clients trust no authority that is left.
+            anew = replace_ca or begun.exists()
+            if anew:
+                write_file(begun, b"")
+            if anew or not (path / "ca.crt").exists():
                 _write_authority(path)
-            if replace_ca or not (path / "enrolled.json").exists():
+            if anew or not (path / "enrolled.json").exists():
                 Register().write(path / "enrolled.json")
-            directory = cls(path)
-            directory._bring_up_to_date(hosts, anew=replace_ca)
-        for name in ("learner", "controller"):
-            if directory.register().find(name) is None:
-                directory.enroll(name, role=name, fleet="")
+            directory = cls(path, replacing=True)
+            directory._bring_up_to_date(hosts, anew=anew)
+            directory._finish_enrolments()
+            with told(begun):
+                begun.unlink(missing_ok=True)
         return directory
 
     # -- where things are --------------------------------------------------------------------------------------------
@@ -121,14 +139,9 @@ class BrokerDirectory:
         return self.path / "ca.crt"
 
     @property
-    def server_certificate(self) -> Path:
-        """The broker's certificate."""
-        return self.path / "server.crt"
-
-    @property
-    def server_key(self) -> Path:
-        """The broker's key."""
-        return self.path / "server.key"
+    def server(self) -> Path:
+        """The broker's key and certificate."""
+        return self.path / "server.pem"
 
     @property
     def revoked(self) -> Path:
@@ -174,7 +187,7 @@ class BrokerDirectory:
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names and addresses in the broker's certificate, the one for credentials first."""
-        return read_server_certificate(read_file(self.server_certificate))[0]
+        return read_server_certificate(read_file(self.server))[0]
 
     # -- what changes it ---------------------------------------------------------------------------------------------
 
@@ -201,7 +214,7 @@ class BrokerDirectory:
             broker: where the client connects; by default this directory's first host, port 8883.
 
         Raises:
-            UsageError: a bad name, one that is taken, or a device without a fleet.
+            UsageError: a bad name, one that is taken, a renewal in another role, or a device without a fleet.
             AuthorityError: no authority here, or files that cannot be written.
             KeyFileError: a learner's signing key is damaged, or open to others.
         """
@@ -209,40 +222,55 @@ class BrokerDirectory:
         if fleet or role == "device":
             check_name(fleet, kind="fleet")
         with locked(self.path):
-            register = self.register()
-            known = register.find(name)
-            if known is not None and not renew:
-                raise UsageError(
-                    f"{name!r} is enrolled already, as {known.role} of {known.fleet or 'every fleet'}",
-                    hint=f"another certificate: --renew; to shut it out: quarl-edge revoke {name}",
-                )
-            issued = self.authority().issue_client(name, lifetime=timedelta(days=days), now=utc_now())
-            url = broker or BrokerURL(host=self.hosts()[0], port=TLS_PORT, tls=True)
-            public = ""
-            extra: dict[str, bytes] = {}
-            if role == "learner":
-                public, extra = self._signing(name)
-            elif role == "device":
-                extra = _trust(learner_key.hex if learner_key else register.learner_key_for(fleet))
-            entry = Enrolled(
-                name=name,
-                role=role,
-                fleet=fleet,
-                serial=f"{issued.serial:x}",
-                expires=int(issued.expires.timestamp()),
-                learner_key=public,
+            return self._enroll(
+                name, role=role, fleet=fleet, days=days, renew=renew, learner_key=learner_key, broker=broker
             )
-            # Before the credentials: a certificate that nobody knows of could never be revoked.
-            register.add(entry).write(self._register_file)
-            contents = {
-                files.KEY_FILE: issued.key,
-                files.CERTIFICATE_FILE: issued.certificate,
-                files.CA_FILE: read_file(self.ca_certificate),
-                files.TOML_FILE: files.credentials_toml(name=name, role=role, fleet=fleet, broker=url).encode(),
-            }
-            write_folder(self.credentials_of(name), {**contents, **extra})
-            self.write_rules()
-        return Made(entry=entry, folder=self.credentials_of(name), broker=url)
+
+    def _enroll(
+        self,
+        name: str,
+        *,
+        role: str,
+        fleet: str,
+        days: int = DEFAULT_DAYS,
+        renew: bool = False,
+        learner_key: PublicKey | None = None,
+        broker: BrokerURL | None = None,
+    ) -> Made:
+        register = self.register()
+        known = register.find(name)
+        _check_renewal(name, known, role=role, renew=renew)
+        issued = self.authority().issue_client(name, lifetime=timedelta(days=days), now=utc_now())
+        url = broker or BrokerURL(host=self.hosts()[0], port=TLS_PORT, tls=True)
+        public = ""
+        extra: dict[str, bytes] = {}
+        if role == "learner":
+            public, extra = self._signing(name)
+        elif role == "device":
+            extra = _trust(learner_key.hex if learner_key else register.learner_key_for(fleet))
+        entry = Enrolled(
+            name=name,
+            role=role,
+            fleet=fleet,
+            serial=f"{issued.serial:x}",
+            expires=int(issued.expires.timestamp()),
+            learner_key=public,
+        )
+        contents = {
+            files.KEY_FILE: issued.key,
+            files.CERTIFICATE_FILE: issued.certificate,
+            files.CA_FILE: read_file(self.ca_certificate),
+            files.TOML_FILE: files.credentials_toml(name=name, role=role, fleet=fleet, broker=url).encode(),
+        }
+        # Registered before the credentials are in place: a certificate that nobody knows of could never be revoked. The
+        # one exception lives for minutes and leaves its process never (`running.end_session`).
+        write_folder(
+            self.credentials_of(name),
+            {**contents, **extra},
+            before=lambda: register.add(entry).write(self._register_file),
+        )
+        self._write_rules()
+        return Made(entry=entry, folder=self.credentials_of(name), broker=url, before=known)
 
     def revoke(self, name: str) -> None:
         """Put every certificate of a client on the list of revoked ones; done twice, it does the rest of once.
@@ -261,8 +289,29 @@ class BrokerDirectory:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.credentials_of(name))
 
+    def check_served(self) -> None:
+        """Check that the broker's certificate, its key and the list of revoked ones fit the authority.
+
+        Raises:
+            AuthorityError: they do not, or are missing.
+        """
+        try:
+            check_served(read_file(self.ca_certificate), read_file(self.server), read_file(self.revoked))
+        except AuthorityError as error:
+            hint = f"quarl-edge broker init {self.path} makes them anew, with the authority's key"
+            raise AuthorityError(error.message, hint=error.hint or hint) from error
+
     def write_rules(self) -> None:
-        """Write the access rules that follow from the register."""
+        """Write the access rules that follow from the register.
+
+        Raises:
+            AuthorityError: they cannot be written, or an enrolment holds the directory for 10 s.
+        """
+        # Not without the lock: rules of a register that an enrolment has just replaced would undo its own.
+        with locked(self.path):
+            self._write_rules()
+
+    def _write_rules(self) -> None:
         clients = self.register().current()
         write_served(self.acl, mosquitto_acl(clients).encode())
         write_file(self.path / "acl.conf", emqx_acl(clients).encode())
@@ -275,7 +324,7 @@ class BrokerDirectory:
         """
         with told(self.path):
             self.data.mkdir(mode=0o700, exist_ok=True)
-        served = (self.server_key, self.acl, self.revoked, self.data)
+        served = (self.server, self.acl, self.revoked, self.data)
         user = broker_user()
         if user is not None:
             give(served, user)
@@ -290,17 +339,39 @@ class BrokerDirectory:
     def _bring_up_to_date(self, hosts: Sequence[str], *, anew: bool) -> None:
         known: tuple[str, ...] = ()
         fresh = False
-        if self.server_certificate.exists() and self.server_key.exists() and not anew:
-            known, ends = read_server_certificate(read_file(self.server_certificate))
-            fresh = ends - utc_now() > _RENEW_BEFORE
+        if self.server.exists() and not anew:
+            known, ends = read_server_certificate(read_file(self.server))
+            fresh = ends - utc_now() > _RENEW_BEFORE and self._fits()
         wanted = tuple(dict.fromkeys((*hosts, *known, *_LOOPBACK)))
         if not fresh or wanted != known:
             issued = self.authority().issue_server(wanted, lifetime=timedelta(days=DEFAULT_DAYS), now=utc_now())
-            write_served(self.server_key, issued.key)
-            write_file(self.server_certificate, issued.certificate)
-        if anew or not self.revoked.exists():
+            write_served(self.server, issued.key + issued.certificate)
+        if anew or not self.revoked.exists() or not self._fits():
             self._write_revoked(self.register(), self.authority())
-        self.write_rules()
+        self._write_rules()
+        self.check_served()
+
+    def _fits(self) -> bool:
+        with contextlib.suppress(AuthorityError):
+            self.check_served()
+            return True
+        return False
+
+    def _finish_enrolments(self) -> None:
+        """Clear what killed enrolments left, and make the credentials of the directory's own clients."""
+        clients = self.path / "clients"
+        left = interrupted(clients)
+        for name, paths in left.items():
+            finish(clients / name, paths)
+        register = self.register()
+        for name in OWN_CLIENTS:
+            known = register.find(name)
+            # Who has no folder, and no enrolment that was killed, was moved to where it is used.
+            lost = name in left and not self.credentials_of(name).exists()
+            if known is None and not register.knows(name):
+                self._enroll(name, role=name, fleet="")
+            elif known is not None and lost:
+                self._enroll(name, role=known.role, fleet=known.fleet, renew=True)
 
     def _write_revoked(self, register: Register, authority: Authority) -> None:
         entries = [entry.revocation for entry in register if entry.revoked]
@@ -314,6 +385,22 @@ class BrokerDirectory:
         path = folder / f"{name}.key"
         public = LearnerKey.load_or_create(path).public.hex
         return public, {files.SIGNING_KEY_FILE: read_file(path)}
+
+
+def _check_renewal(name: str, known: Enrolled | None, *, role: str, renew: bool) -> None:
+    if known is None:
+        return
+    if not renew:
+        raise UsageError(
+            f"{name!r} is enrolled already, as {known.role} of {known.fleet or 'every fleet'}",
+            hint=f"another certificate: --renew; to shut it out: quarl-edge revoke {name}",
+        )
+    if role != known.role:
+        # Its earlier certificates would get the new role's rights, whoever holds them.
+        raise UsageError(
+            f"{name!r} is enrolled as a {known.role}, and a renewal keeps the role: no {role}",
+            hint=f"another name, or quarl-edge revoke {name} first",
+        )
 
 
 def _trust(public_key: str) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import pwd
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from quarl_device.errors import AuthorityError
@@ -17,6 +17,7 @@ from quarl_device.files import read_capped, sync_directory, write_atomic
 
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 _LOCK_WAIT_S = 10.0
+_ASIDE = ".old"
 _BROKER_USER = "mosquitto"
 
 
@@ -38,8 +39,16 @@ def write_served(path: Path, data: bytes) -> None:
         give([path], user)
 
 
-def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+def write_folder(folder: Path, contents: Mapping[str, bytes], *, before: Callable[[], None] = lambda: None) -> None:
     """Put a folder of these files in place, instead of one that may be there; keys for their owner alone.
+
+    The one that was there is moved aside, not removed, until the new one is in its place. A kill in the middle leaves
+    hidden ones behind, which `interrupted` finds.
+
+    Args:
+        folder: to make.
+        contents: name to content.
+        before: called once all is written, before it takes its place.
 
     Raises:
         AuthorityError: it cannot be written.
@@ -47,15 +56,51 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     with told(folder):
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        aside = made.with_name(made.name + _ASIDE)
         try:
             for name, data in contents.items():
                 write_file(made / name, data, mode=0o600 if name.endswith(".key") else 0o644)
-            if folder.exists():
-                shutil.rmtree(folder)
-            made.rename(folder)
+            sync_directory(folder.parent)
+            before()
+            _exchange(folder, made, aside=aside)
             sync_directory(folder.parent)
         finally:
             shutil.rmtree(made, ignore_errors=True)
+            if folder.exists():
+                shutil.rmtree(aside, ignore_errors=True)
+
+
+def finish(folder: Path, left: Iterable[Path]) -> None:
+    """Put back what a kill left moved aside, and remove the rest of what `interrupted` found of a folder.
+
+    Raises:
+        AuthorityError: it cannot be done.
+    """
+    for path in left:
+        with told(path):
+            if path.suffix == _ASIDE and not folder.exists():
+                path.rename(folder)
+            else:
+                shutil.rmtree(path)
+
+
+def _exchange(folder: Path, made: Path, *, aside: Path) -> None:
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        made.rename(folder)
+    except OSError:
+        if aside.exists():
+            aside.rename(folder)
+        raise
+
+
+def interrupted(folders: Path) -> dict[str, list[Path]]:
+    """Return what kills in the middle of `write_folder` left behind in a folder of folders, by the folder's name."""
+    found: dict[str, list[Path]] = {}
+    for path in folders.glob(".*.*") if folders.is_dir() else ():
+        found.setdefault(path.name[1:].partition(".")[0], []).append(path)
+    return found
 
 
 def broker_user() -> pwd.struct_passwd | None:

@@ -75,6 +75,10 @@ class Register:
         """Return the newest entry of a client that is not revoked."""
         return next((entry for entry in self.current() if entry.name == name), None)
 
+    def knows(self, name: str) -> bool:
+        """Whether a client was ever enrolled, though it may be revoked."""
+        return any(entry.name == name for entry in self.entries)
+
     def add(self, entry: Enrolled) -> Register:
         """Return a register with one more entry."""
         return Register((*self.entries, entry))
@@ -85,7 +89,7 @@ class Register:
         Raises:
             UsageError: no such client was ever enrolled.
         """
-        if all(entry.name != name for entry in self.entries):
+        if not self.knows(name):
             raise UsageError(f"no client {name[:80]!r} is enrolled", hint="quarl-edge broker ls")
         at = int(now.timestamp())
         return Register(

@@ -47,21 +47,24 @@ def run_broker(directory: BrokerDirectory, listen: Address, *, engine: str, read
 
 
 def _check_certificate(directory: BrokerDirectory) -> None:
-    hosts, ends = read_server_certificate(directory.server_certificate.read_bytes())
+    hosts, ends = read_server_certificate(directory.server.read_bytes())
     if ends < utc_now():
         raise BrokerStartFailed(
             f"the broker's certificate (for {', '.join(hosts)}) expired on {ends:%Y-%m-%d}",
             hint=f"quarl-edge broker init {directory.path} renews it",
         )
+    directory.check_served()
 
 
 def _run_mosquitto(directory: BrokerDirectory, listen: Address, *, ready: Callable[[], None]) -> None:
     find_mosquitto()
     asked: list[int] = []
+    reloads: list[int] = []
     server: MosquittoServer | None = None
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
+            reloads.append(number)
             if server is not None:
                 server.reload()
             return
@@ -72,6 +75,9 @@ def _run_mosquitto(directory: BrokerDirectory, listen: Address, *, ready: Callab
     before = {number: signal.signal(number, handle) for number in (*_END, signal.SIGHUP)}
     try:
         server = MosquittoServer(directory, listen)
+        if reloads:
+            # It may have read its rules before they changed; a client that was revoked meanwhile must not get in.
+            server.reload()
         if not asked:
             ready()
             status = server.wait()

@@ -46,8 +46,8 @@ per_listener_settings false
 
 listener {listen.port} {listen.host}
 cafile {directory.ca_certificate}
-certfile {directory.server_certificate}
-keyfile {directory.server_key}
+certfile {directory.server}
+keyfile {directory.server}
 crlfile {directory.revoked}
 tls_version tlsv1.2
 require_certificate true

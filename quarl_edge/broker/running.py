@@ -127,6 +127,9 @@ def end_session(directory: BrokerDirectory, running: Running, name: str) -> None
     for minutes and a key that is forgotten, and takes the session over. It then holds the name for a second: who comes
     back in that time, and ends ours, is still let in.
 
+    That certificate is the one that the register does not know, so it is never on the list of revoked ones: until we
+    are done its key is in a directory of our user alone, who could as well read the authority's.
+
     Raises:
         LinkError: the broker cannot be reached, or still lets the client in.
     """

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,7 +75,7 @@ def stream(
         _tell_stages(loads[0][1], out, output)
         return
     speeds: list[StreamSpeed] = []
-    with EpisodeProgress(len(loads) * _SHARES, what="hundredths") as bar:
+    with _ended_by_sigterm(), EpisodeProgress(len(loads) * _SHARES, what="hundredths") as bar:
         for number, (count, load) in enumerate(loads):
             speeds.append(
                 stream_speed(
@@ -93,6 +97,19 @@ def stream(
     if out is not None:
         _write(out, told)
     _check(speeds)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the broker and the senders too, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tell_stages(load: Workload, out: Path | None, output: Format) -> None:

@@ -10,9 +10,9 @@ import typer
 from quarl_device.errors import UsageError
 from quarl_edge.broker.address import Address
 from quarl_edge.broker.authority import read_server_certificate, utc_now
-from quarl_edge.broker.directory import TLS_PORT, BrokerDirectory
+from quarl_edge.broker.directory import OWN_CLIENTS, TLS_PORT, BrokerDirectory
 from quarl_edge.broker.foreground import ENGINES, run_broker
-from quarl_edge.broker.running import Running
+from quarl_edge.broker.running import Running, find_running
 from quarl_edge.cli.output import Format, keep_examples, write_json, write_line, write_table
 
 DEFAULT_DIRECTORY = Path("broker")
@@ -38,14 +38,19 @@ def init(
 ) -> None:
     """Make a broker's directory: authority, certificate, access rules, and credentials of learner and controller.
 
-    Run again it keeps what is good, adds hosts, and renews the broker's certificate in its last 30 days.
+    Run again it keeps what is good, adds hosts, mends what an interruption left, and renews the broker's certificate in
+    its last 30 days; a broker that runs shows the new one at once. Who is revoked stays so.
 
     Examples:
       quarl-edge broker init
       quarl-edge broker init /etc/quarl-edge/broker --host broker.local --host 192.168.1.10
     """
     made = BrokerDirectory.init(directory, hosts=host or (), replace_ca=replace_ca)
-    hosts, ends = read_server_certificate(made.server_certificate.read_bytes())
+    running = find_running(made)
+    if running is not None:
+        running.reload()
+    missing = _missing(made)
+    hosts, ends = read_server_certificate(made.server.read_bytes())
     learner = made.credentials_of("learner")
     if output is Format.JSON:
         write_json(
@@ -56,6 +61,8 @@ def init(
                 "server_expires": ends.isoformat(),
                 "learner_credentials": str(learner),
                 "controller_credentials": str(made.credentials_of("controller")),
+                "missing": missing,
+                "broker_running": running is not None,
             }
         )
         return
@@ -71,8 +78,25 @@ def init(
         f"quarl-edge train CartPole-v1 --credentials {directory / learner.relative_to(made.path)} --actors 0",
     ]
     write_table("broker", rows, following)
+    for text in missing.values():
+        write_line(text)
+    if running is not None and replace_ca:
+        write_line("The broker that runs knows the old authority: restart quarl-edge broker up.")
     if hosts[0] == "localhost":
         write_line(f"Devices elsewhere need its name: quarl-edge broker init {directory} --host NAME-OR-ADDRESS")
+
+
+def _missing(made: BrokerDirectory) -> dict[str, str]:
+    """Return what is to be said of the directory's own clients that have no credentials there, by name."""
+    register, texts = made.register(), {}
+    for name in OWN_CLIENTS:
+        if register.find(name) is None:
+            again = f"quarl-edge enroll {name} --role {name} --broker-dir {made.path}"
+            texts[name] = f"The {name} is revoked and stays out. To let one in again: {again}"
+        elif not made.credentials_of(name).exists():
+            again = f"quarl-edge enroll {name} --renew --broker-dir {made.path}"
+            texts[name] = f"The {name}'s credentials are not here any more. To make others: {again}"
+    return texts
 
 
 def up(

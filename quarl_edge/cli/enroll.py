@@ -29,7 +29,7 @@ def enroll(
     fleet: Annotated[
         str, typer.Option(help="That it belongs to. Default: 'default' for devices, every fleet for others.")
     ] = "",
-    role: Annotated[str, typer.Option(help=f"One of {', '.join(ROLES)}.")] = ROLES[0],
+    role: Annotated[str, typer.Option(help=f"One of {', '.join(ROLES)}. Default: {ROLES[0]}; kept by --renew.")] = "",
     days: Annotated[int, typer.Option(min=1, max=7300, help="How long the certificate holds.")] = DEFAULT_DAYS,
     renew: Annotated[bool, typer.Option("--renew", help="Another certificate for a client that is enrolled.")] = False,
     learner_key: Annotated[
@@ -46,14 +46,15 @@ def enroll(
       quarl-edge enroll lab-2 --role learner --fleet arms
       quarl-edge enroll pi-1 --renew
     """
-    if role not in ROLES:
+    if role and role not in ROLES:
         raise UsageError(f"--role {role[:80]!r}: expected one of {', '.join(ROLES)}")
     opened = BrokerDirectory(directory)
     known = opened.register().find(name) if renew else None
     if known is not None:
-        role, fleet = known.role, fleet or known.fleet
-    elif role == "device":
-        fleet = fleet or DEFAULT_FLEET
+        role, fleet = role or known.role, fleet or known.fleet
+    else:
+        role = role or ROLES[0]
+        fleet = fleet or (DEFAULT_FLEET if role == "device" else "")
     url = BrokerURL.parse(broker) if broker else None
     if url is not None and not url.tls:
         raise UsageError("credentials need TLS", hint=f"--broker mqtts://{url.address}")
@@ -100,6 +101,7 @@ def _summary(made: Made) -> dict[str, object]:
         "name": made.entry.name,
         "role": made.entry.role,
         "fleet": made.entry.fleet or None,
+        "fleet_before": made.before.fleet or None if made.before else None,
         "broker": str(made.broker),
         "credentials": str(made.folder),
         "serial": made.entry.serial,
@@ -125,6 +127,9 @@ def _show(made: Made) -> None:
         "learner": [f"quarl-edge train CartPole-v1 --credentials {made.folder} --actors 0"],
     }
     write_table(entry.name, rows, following.get(entry.role, []))
+    if made.before is not None and made.before.fleet != entry.fleet:
+        left, joined = (fleet or "every fleet" for fleet in (made.before.fleet, entry.fleet))
+        write_line(f"It has moved from {left} to {joined}; its earlier certificates have the new rights too.")
     if entry.role == "device" and not (made.folder / "learner.pub").exists():
         write_line("No learner's key came along: the device will trust the first that it meets (--learner-key FILE).")
     if made.broker.host == "localhost":

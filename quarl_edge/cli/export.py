@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -25,11 +24,12 @@ from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, error_json, hint_where_none, write_error, write_json, write_table
 from quarl_edge.cli.source_options import SourceWishes, Squash
 from quarl_edge.extras import require_learner
-from quarl_edge.progress import Progress, Silent, make_progress
+from quarl_edge.progress import Progress, make_progress
 from quarl_edge.runs import DEFAULT_ROOT, latest_policy
 
 if TYPE_CHECKING:
     from quarl_export.calibration import CalibrationData, RangeRule
+    from quarl_export.checks.report import CheckResult
     from quarl_export.checks.returns import Play
     from quarl_export.export import ExportReport
     from quarl_export.ir import ImportedPolicy
@@ -107,8 +107,7 @@ def export(
         )
     require_learner("export")
     place = checkpoint or source or Path()
-    # Elsewhere than on a terminal the answer is enough.
-    with closing(make_progress() if sys.stderr.isatty() else Silent()) as progress:
+    with closing(make_progress()) as progress:
         progress.note(f"reading {source or checkpoint}")
         _load_library()
         hint = f"another run's: quarl-edge export {model} --from RUN; a new one: quarl-edge demo"
@@ -376,11 +375,22 @@ def _write_json(report: ExportReport, place: str, extras: dict[str, _Extra]) -> 
     )
 
 
+def _told(result: CheckResult) -> str:
+    """Return a check's row: how it stands, what it found, and the limit of what is told without one."""
+    limit = ""
+    if result.limit is not None and result.code in ("Q10", "Q11"):
+        limit = f" ({'at least' if result.code == 'Q10' else 'at most'} {result.limit:.0%})"
+    # Both words are what the message begins with.
+    mark = "" if result.standing in ("undecided", "not judged") else f"{result.standing}: "
+    return f"{mark}{result.message}{limit}"
+
+
 def _write_text(report: ExportReport, place: str, extras: dict[str, _Extra]) -> None:
     error = (
         "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
     )
-    marks = [("WARNING", warning) for warning in report.warnings]
+    undecided = [f"{result.code} {result.message}" for result in report.checks if result.standing == "undecided"]
+    marks = [("WARNING", warning) for warning in (*report.warnings, *undecided)]
     if report.forced:
         marks.insert(0, ("FORCED", f"written although these checks failed: {', '.join(report.forced)}"))
     rows = [
@@ -391,10 +401,7 @@ def _write_text(report: ExportReport, place: str, extras: dict[str, _Extra]) -> 
         ("golden vectors", f"{report.golden_vectors}{error}"),
         ("from", place),
     ]
-    rows += [
-        (f"{result.code} {result.name}", ("" if result.passed else "FAILED: ") + result.message)
-        for result in report.checks
-    ]
+    rows += [(f"{result.code} {result.name}", _told(result)) for result in report.checks]
     rows += [(name.replace("_", " "), extra.text) for name, extra in extras.items()]
     next_one = f"quarl-edge evaluate {report.model}" + ("" if report.env else " --env ID")
     write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])

@@ -124,7 +124,7 @@ class FleetView:
             "envs": state.num_envs,
             "policy_version": state.policy_version,
             "blocked": state.blocked,
-            "blocked_s": max(0.0, now_unix_s - state.blocked_since_unix_s) if state.blocked else 0.0,
+            "blocked_s": _lasted(state, now_unix_s),
             "lag": self._lag(name),
         }
         if told is not None:
@@ -181,6 +181,11 @@ class FleetView:
 
 def _age(heard_s: float | None, now_s: float) -> float | None:
     return None if heard_s is None else round(max(0.0, now_s - heard_s), 1)
+
+
+def _lasted(state: DeviceState, now_unix_s: float) -> float:
+    since = state.blocked_since_unix_s
+    return max(0.0, now_unix_s - since) if state.blocked and since else 0.0
 
 
 def _lag_row(lag: Lag) -> dict[str, Any]:

@@ -4,6 +4,9 @@ Actors in other places act with the policy that they have, so experience is alwa
 counted three ways (see `Lag`), and can be bounded: a block is refused when its *oldest* row is further behind than the
 bound allows. It is then done with as every refused block is: counted, answered, not sent again, never in replay.
 DQN learns from any age, so there is no bound unless one is set.
+
+A version is one of a learner's epoch. Of what another session of the learner published, and of what is too long ago to
+be remembered, the lag is known to be at least so much, not how much: shown as that, and over every bound.
 """
 
 from __future__ import annotations
@@ -77,16 +80,20 @@ class PolicyLag:
 
     Args:
         bound: see above.
+        epoch: of the learner whose versions are published here.
         clock: monotonic seconds, for tests.
     """
 
-    def __init__(self, bound: LagBound | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, bound: LagBound | None = None, *, epoch: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.bound = bound or LagBound()
+        self._epoch = epoch
         self._clock = clock
         # version: (environment steps behind it, when it was replaced)
         self._versions: OrderedDict[int, tuple[int, float]] = OrderedDict()
         self._newest = (0, 0, clock())  # version, environment steps behind it, when it went out
-        self._acted: OrderedDict[str, int] = OrderedDict()
+        self._acted: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     @property
     def version(self) -> int:
@@ -104,36 +111,49 @@ class PolicyLag:
             self._versions = versions
         self._newest = (version, env_steps, now_s)
 
-    def of(self, version: int) -> Lag:
+    def of(self, version: int, epoch: int | None = None) -> Lag:
         """Return the lag of a policy version; of one that is not remembered, at least so much.
 
-        A version that is later than the newest is of a learner before this one: all that was published came since.
+        Args:
+            version: as the block says.
+            epoch: of the learner that published it, by default this one. All that is published here came since another.
         """
         newest, env_steps, published_s = self._newest
         versions = self._versions
-        if version == newest:
+        ours = epoch in (None, self._epoch)
+        if ours and version == newest:
             return Lag()
         behind = newest - version if version < newest else newest
-        steps, replaced_s = versions.get(version) or next(iter(versions.values()), (env_steps, published_s))
+        remembered = versions.get(version) if ours else None
+        steps, replaced_s = remembered or next(iter(versions.values()), (env_steps, published_s))
         return Lag(versions=behind, steps=max(0, env_steps - steps), age_s=max(0.0, self._clock() - replaced_s))
 
     def check(self, block: Block) -> None:
-        """Refuse a block whose oldest row is further behind than the bound allows.
+        """Refuse a block whose oldest row is further behind than the bound allows, or than can be known.
 
         Raises:
             StaleExperience: says how far.
         """
-        if self.bound != LagBound():
-            over = self.bound.exceeded_by(self.of(int(np.min(block.policy_version))))
-            if over:
-                raise StaleExperience(f"block: its policy was {over}")
+        if self.bound == LagBound():
+            return
+        if np.any(np.asarray(block.policy_epoch) != self._epoch):
+            raise StaleExperience("block: its policy is of another session of the learner, which a bound does not take")
+        oldest = int(np.min(block.policy_version))
+        over = self.bound.exceeded_by(self.of(oldest))
+        if not over and not self._knows(oldest):
+            over = f"version {oldest}, which is not among the {len(self._versions) + 1} that are remembered"
+        if over:
+            raise StaleExperience(f"block: its policy was {over}")
 
-    def acted(self, device: str, version: int) -> None:
+    def acted(self, device: str, version: int, epoch: int | None = None) -> None:
         """Note which version made the last row of a device's newest block."""
-        self._acted[device] = version
+        self._acted[device] = (version, self._epoch if epoch is None else epoch)
         if len(self._acted) > MAX_DEVICES:
             self._acted.popitem(last=False)
 
+    def _knows(self, version: int) -> bool:
+        return version == self._newest[0] or version in self._versions
+
     def by_device(self) -> dict[str, Lag]:
         """Return how far each device was behind, by now, with its newest block."""
-        return {device: self.of(version) for device, version in list(self._acted.items())}
+        return {device: self.of(*acted) for device, acted in list(self._acted.items())}

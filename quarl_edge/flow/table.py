@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quarl_device.wire.strict_json import one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SILENT_S = 5.0
 """Telemetry comes every second: who has been silent for longer is shown so."""
+
+MAX_CELL, MAX_LINE = 60, 400
+"""Characters that are shown of what others said."""
 
 _COLUMNS = ("device", "heard", "steps/s", "steps", "behind", "pending", "spool", "resent", "dropped", "stands still")
 
@@ -21,12 +26,16 @@ def render(snapshot: Mapping[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    def cell(text: str) -> Text:
+        # Never markup: a device chose some of it.
+        return Text(one_line(text, max_length=MAX_CELL))
+
     table = Table(box=box.SIMPLE_HEAD)
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name in ("device", "stands still") else "right", no_wrap=True)
     for actor in snapshot["actors"]:
-        table.add_row(*_cells(actor), style="dim" if actor["status"] == "gone" else "")
-    lines = [Text(line) for line in learner_lines(snapshot)]
+        table.add_row(*map(cell, _cells(actor)), style="dim" if actor["status"] == "gone" else "")
+    lines = [Text(one_line(line, max_length=MAX_LINE)) for line in learner_lines(snapshot)]
     if not snapshot["actors"]:
         return Group(*lines, Text("no actors"))
     return Group(*lines, table)

@@ -9,9 +9,11 @@ Credit: with `room` transitions of room in the limiter and L live devices, a dev
 ``max(1, room // L // its block size)`` blocks, at most `MAX_AHEAD`, while ``room > 0``; credit is never taken back.
 Whenever the learner has to wait (its difference is less than one `sample_unit` above the lower bound) ``room > 0``
 holds, because ``2 * error_buffer >= sample_unit + samples_per_insert * insert_unit``: every live device may send, and
-nobody waits for anybody in a circle. What idle devices hold is not counted against busy ones, so that a slow board
-never holds up a fast one; inserts may overshoot the window by what the idle ones hold, which was room once, or one
-block each.
+nobody waits for anybody in a circle. A block beyond its device's credit is answered as a gap where there is no room to
+give it credit: it is not stored and comes again. So a device that does not heed its credit gets what a fast one gets
+that does, and starves nobody; and one whose credit this learner does not know (it resumed, or forgot that life) waits
+for room, no longer. What idle devices hold is not counted against busy ones, so that a slow board never holds up a fast
+one; inserts may overshoot the window by what the idle ones hold, which was room once, or one block each.
 """
 
 from __future__ import annotations
@@ -140,7 +142,7 @@ class Ingest:
         self.sessions = sessions
         self.replay = replay
         self.limiter = limiter
-        self.lag = lag or PolicyLag()
+        self.lag = lag or PolicyLag(epoch=sessions.epoch)
         self._losses = CappedWarnings(_LOG)
         self.blocked = ""
         self.refused: dict[int, int] = {}
@@ -185,7 +187,8 @@ class Ingest:
             limiter=limiter,
             block_transitions=unit,
             lag=PolicyLag(
-                LagBound(versions=config.max_lag_versions, steps=config.max_lag_steps, age_s=config.max_lag_s)
+                LagBound(versions=config.max_lag_versions, steps=config.max_lag_steps, age_s=config.max_lag_s),
+                epoch=epoch,
             ),
         )
 
@@ -242,8 +245,11 @@ class Ingest:
         try:
             self.lag.check(block)
         except PayloadRefused as error:
-            self._refuse(device, payload, error)
+            self._refuse(device, payload, error, block)
             return None
+        if not self._may_come(device, block):
+            self._pass_over(device, block, Verdict.GAP)
+            return Verdict.GAP
         try:
             self._journal.append(device, payload)
         except JournalError as error:
@@ -261,7 +267,7 @@ class Ingest:
             self._losses.warning("%d steps of %s before block %d never came", lost, device, block.sequence)
         self._insert(device, block)
         self._join(device, block.boot_id, block.transitions)
-        self.lag.acted(device, int(block.policy_version[-1]))
+        self.lag.acted(device, int(block.policy_version[-1]), int(block.policy_epoch[-1]))
         return verdict
 
     def _insert(self, device: str, block: Block) -> int:
@@ -278,7 +284,14 @@ class Ingest:
         self._join(device, block.boot_id)
         _LOG.debug("block %s/%s/%d: %s", device, block.boot_id, block.sequence, verdict.value)
 
-    def _refuse(self, device: str, payload: bytes, error: PayloadRefused) -> None:
+    def _may_come(self, device: str, block: Block) -> bool:
+        """Whether a block is within its life's credit, or can be: there is room."""
+        if not self.sessions.has_credit(device, block.boot_id):
+            self._join(device, block.boot_id)
+            self._grant()
+        return self.sessions.has_credit(device, block.boot_id)
+
+    def _refuse(self, device: str, payload: bytes, error: PayloadRefused, block: Block | None = None) -> None:
         count = self.refused.get(error.code, 0) + 1
         self.refused[error.code] = count
         if count <= _LOGGED_REFUSALS:
@@ -286,7 +299,8 @@ class Ingest:
         identity = _identity(payload)
         if identity is not None:
             boot_id, sequence, base = identity
-            self.sessions.refuse(device, boot_id, sequence, base, code=error.code)
+            first_step, steps = (None, 0) if block is None else (block.first_step, block.transitions)
+            self.sessions.refuse(device, boot_id, sequence, base, code=error.code, first_step=first_step, steps=steps)
             self._join(device, boot_id)
 
     # -- credit ------------------------------------------------------------------------------------------------------
@@ -342,9 +356,14 @@ class Ingest:
         return self._journal.position
 
     def sync(self) -> None:
-        """Let accepted blocks survive a power cut, if that is due; raises JournalError."""
+        """Let accepted blocks survive a power cut, if that is due; raises JournalError.
+
+        Call it often, on another thread than the link's: blocks come in while the disk takes its time.
+        """
         with self._lock:
-            self._journal.sync_if_due()
+            job = self._journal.sync_job() if self._journal.sync_is_due() else None
+        if job is not None:
+            job()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[Cut]:
@@ -356,7 +375,10 @@ class Ingest:
             JournalError: the disk refuses.
         """
         with self._lock:
-            self._journal.sync()
+            job = self._journal.sync_job()
+        job()
+        with self._lock:
+            self._journal.sync()  # what came meanwhile
             if len(self._checkpoints) == _KEPT_CHECKPOINTS:
                 self._journal.trim(self._checkpoints[0] - self.replay.capacity)
             yield Cut(
@@ -409,7 +431,7 @@ class Ingest:
                 f"journal {self._journal.directory} holds a block that does not fit this environment: {error}"
             ) from error
         # What was journalled had been accepted: whatever is missing before it was lost or declared dropped then.
-        self.sessions.admit(
+        verdict = self.sessions.admit(
             device,
             block.boot_id,
             block.sequence,
@@ -418,6 +440,10 @@ class Ingest:
             first_step=block.first_step,
             steps=block.transitions,
         )
+        if verdict is not Verdict.ACCEPT:
+            self._counts["duplicates"] += 1
+            _LOG.warning("the journal holds block %s/%s/%d twice", device, block.boot_id, block.sequence)
+            return 0
         return self._insert(device, block)
 
     def _segment_snapshot(self) -> tuple[int, Mapping[str, Any]]:

@@ -10,13 +10,17 @@ Rules:
   lost track (a torn journal, an evicted device) neither waits for ever for what the actor has freed, nor accepts
   anything twice.
 * A refused block counts as done with: the actor must not send it again.
+* Credit counts blocks from the expected one on: it moves with the expectation over what will never come.
 * A block beyond the expected one is a gap: it is not taken, and comes again after the missing one. Every block that is
   sent says its `base` of that moment, so a gap that the actor cannot fill is never waited for.
 * Memory is bounded: `max_devices` devices, `MAX_LIVES` lives each, the quietest goes first. A device delivers a life to
   its end before the next, and notes that: one that is forgotten here is not sent again.
 
 The account of a device: every block says how many steps its life had made before it (`first_step`), so what lies
-between two accepted blocks and never came is known in steps, whatever the reason.
+between two blocks that this learner met and was not stored is known in steps, whatever the reason; so is what comes
+before the first one it met where that is number 0, and a refused block that could be read. Not known are steps before
+the first block that was met of a life that began before (they may be stored by an earlier learner), after the last, and
+of lives that were never met.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ class Account:
 
     Attributes:
         stored_steps: in accepted blocks.
-        lost_steps: between accepted blocks, in blocks that were refused or that their actor gave up.
+        lost_steps: in blocks that were refused or that their actor gave up, as far as known (see above).
         lost_blocks: that their actor gave up.
     """
 
@@ -63,7 +67,7 @@ class _Life:
 
     Attributes:
         expected: sequence that comes next, `None` before the first block.
-        step: number of the first step of the block that comes next, `None` before the first block.
+        step: number of the first step of the block that comes next, `None` before the first block that said so.
         credit: exclusive upper bound of the sequences that it may send.
         refused: sequence to error code, the newest `MAX_REFUSED`.
     """
@@ -75,13 +79,26 @@ class _Life:
 
     def skip(self, base: int, dropped: Sequence[tuple[int, int]]) -> int:
         """Move the expectation over what will never come; returns how many blocks these are."""
+        if self.expected is None:
+            self.credit += base  # what was granted before it was known where the life stands
         start = expected = base if self.expected is None else self.expected
         expected = max(expected, base)
         for low, high in sorted(dropped):
             if low <= expected <= high:
                 expected = high + 1
         self.expected = expected
+        self.credit += expected - start
         return expected - start
+
+    def account(self, first_step: int | None, steps: int) -> int:
+        """Move on to the end of a block that is done with; returns the steps before it that were not stored."""
+        if self.step is None and self.expected == 0:
+            self.step = 0  # a life begins with its first block, whether that can be read or not
+        if first_step is None:
+            return 0
+        lost = max(0, first_step - (first_step if self.step is None else self.step))
+        self.step = first_step + steps
+        return lost
 
 
 @dataclass(slots=True)
@@ -202,13 +219,8 @@ class SessionTable:
         """
         known = self._devices[device]
         life = known.lives[boot_id]
-        life.expected = (life.expected or 0) + 1
-        known.lost_blocks += life.skip(life.expected, dropped)
-        life.credit = max(life.credit, life.expected)
-        if first_step is None:
-            return 0
-        lost = max(0, first_step - (first_step if life.step is None else life.step))
-        life.step = first_step + steps
+        lost = life.account(first_step, steps)
+        self._done_with(known, life, dropped)
         known.lost_steps += lost
         known.stored_steps += steps
         return lost
@@ -239,16 +251,28 @@ class SessionTable:
         dropped: Sequence[tuple[int, int]] = (),
         *,
         code: int,
+        first_step: int | None = None,
+        steps: int = 0,
     ) -> Verdict:
-        """Like `admit` for a block that does not hold: it is done with, and its error code goes into the acks."""
+        """Like `admit` for a block that does not hold: it is done with, and its error code goes into the acks.
+
+        Where `first_step` can be read its steps are counted as lost now, else when the next block says where it stands.
+        """
         verdict = self.examine(device, boot_id, sequence, base, dropped)
         if verdict is Verdict.ACCEPT:
-            refused = self._devices[device].lives[boot_id].refused
-            refused[sequence] = code
-            while len(refused) > MAX_REFUSED:
-                del refused[next(iter(refused))]
-            self.accept(device, boot_id, dropped)
+            known = self._devices[device]
+            life = known.lives[boot_id]
+            life.refused[sequence] = code
+            while len(life.refused) > MAX_REFUSED:
+                del life.refused[next(iter(life.refused))]
+            known.lost_steps += life.account(first_step, steps) + steps
+            self._done_with(known, life, dropped)
         return verdict
+
+    def has_credit(self, device: str, boot_id: str) -> bool:
+        """Whether the block that comes next in a life may come now."""
+        life = self._find(device, boot_id)
+        return life is not None and (life.expected or 0) < life.credit
 
     def active(self, device: str) -> str:
         """Return the life of `device` that was heard of last, "" for an unknown device."""
@@ -321,6 +345,12 @@ class SessionTable:
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 raise JournalError(f"the journal's session table does not hold for {name!r}: {error!r}") from error
         self._devices = devices
+
+    def _done_with(self, known: _Device, life: _Life, dropped: Sequence[tuple[int, int]]) -> None:
+        """Expect the next block of a life."""
+        life.expected = (life.expected or 0) + 1
+        life.credit = max(life.credit, life.expected)
+        known.lost_blocks += life.skip(life.expected, dropped)
 
     def _find(self, device: str, boot_id: str) -> _Life | None:
         known = self._devices.get(device)

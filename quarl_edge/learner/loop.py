@@ -194,8 +194,9 @@ class TrainingLoop:
     def _publish(self, pushed: Pushed) -> None:
         # What another learner serves is not overwritten.
         self._parts.presence.check()
-        self._account.pushes += self._parts.publisher.publish(pushed)
+        # Known before it is out: an actor may have acted with it before `publish` returns.
         self._parts.receiver.lag.published(pushed.version, pushed.env_steps)
+        self._account.pushes += self._parts.publisher.publish(pushed)
         self._last_publish_s = time.monotonic()
         self._audit_owed |= pushed.version % self._config.audit_period_pushes == 0
         if self._audit_owed:
@@ -309,6 +310,7 @@ class TrainingLoop:
         self._account.pushes += parts.publisher.retry()
         if parts.actors is not None:
             parts.actors.check()
+        parts.receiver.send_acks()  # who fell silent is noticed though nobody speaks
         parts.keeper.sync()
         parts.auditor.poll()
         self._account.show()

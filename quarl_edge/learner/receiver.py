@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ from quarl_edge.ingest.sessions import Verdict
 _LOG = logging.getLogger(__name__)
 _MAX_DEVICES = 4_096
 _FEW_CONTRIBUTORS = 4
+_SWEEP_S = 1.0
+SILENT_S = 60.0
+"""A device not heard of for so long is gone: it renews its birth every 10 s. Its will may be lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +63,19 @@ class Receiver:
         link: to the broker.
         topics: of the fleet.
         ingest: thread-safe; validates, journals, inserts.
+        clock: monotonic seconds, for tests.
 
     Attributes:
         last_stored_s: monotonic time at which a block was stored last, at first that of the start.
         contributors: (device, boot id) of the first lives whose blocks were stored: lockstep takes one.
     """
 
-    def __init__(self, link: Link, topics: Topics, ingest: Ingest) -> None:
+    def __init__(
+        self, link: Link, topics: Topics, ingest: Ingest, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._heard_s: dict[str, float] = {}  # of the devices in `_actors`
+        self._swept_s = clock()
         self._link = link
         self._topics = topics
         self._ingest = ingest
@@ -88,6 +98,7 @@ class Receiver:
 
     def send_acks(self) -> None:
         """Publish what changed since the last call: storage, refusals, credit."""
+        self._drop_silent()
         for device, ack in self._ingest.acks():
             self._link.publish(self._topics.ack(device), ack.encode(), qos=0)
 
@@ -137,11 +148,26 @@ class Receiver:
         """Devices whose last word was a birth, by name."""
         return {name: view for name, view in list(self._actors.items()) if view.state.status == "online"}
 
+    def _drop_silent(self) -> None:
+        """Count devices that fell silent as gone, so that they take no share of the credit."""
+        now_s = self._clock()
+        if now_s - self._swept_s < _SWEEP_S:
+            return
+        self._swept_s = now_s
+        for device, view in list(self._actors.items()):
+            if view.state.status == "online" and now_s - self._heard_s.get(device, now_s) > SILENT_S:
+                _LOG.warning("device %s was not heard of for %.0f s: it counts as gone", device, SILENT_S)
+                gone = dataclasses.replace(view.state, status="gone")
+                self._actors[device] = ActorView(state=gone, telemetry=view.telemetry)
+                self._ingest.closed(device)
+
     def _on_experience(self, message: Message) -> None:
         device = self._device_of(message)
         # Experience is never retained: what a broker kept is somebody's mistake or malice, and no actor waits for it.
         if not device or message.retain:
             return
+        if device in self._actors:
+            self._heard_s[device] = self._clock()
         verdict = self._ingest.offer(device, message.payload)
         with self._arrived:
             self._arrivals += 1
@@ -170,6 +196,7 @@ class Receiver:
             return
         if not message.payload:
             self._actors.pop(device, None)
+            self._heard_s.pop(device, None)
             return
         try:
             state = DeviceState.decode(message.payload)
@@ -183,6 +210,7 @@ class Receiver:
         if known is None and not self._make_room():
             self._refuse(device, f"{_MAX_DEVICES} devices are known already")
             return
+        self._heard_s[device] = self._clock()
         if state.status == "online":
             self._born(device, state, known)
         elif known is None or known.state.boot_id == state.boot_id:
@@ -213,6 +241,7 @@ class Receiver:
             if gone is None:
                 return False
             del self._actors[gone]
+            self._heard_s.pop(gone, None)
         return True
 
     def _refuse(self, device: str, reason: str) -> None:
@@ -230,4 +259,5 @@ class Receiver:
             return
         if telemetry.boot_id != known.state.boot_id:
             return
+        self._heard_s[device] = self._clock()
         self._actors[device] = ActorView(state=known.state, telemetry=telemetry)

@@ -1,9 +1,12 @@
 """The journal: every accepted payload, in order of arrival, in segment files. Replay is rebuilt from it.
 
 What survives what: a record is handed to the operating system before `append` returns, so it survives ``kill -9`` of
-the learner. fsync runs when a segment ends, in `sync` (checkpoints) and at most every `fsync_interval_s` while records
-come in, so a power cut loses at most that much of the tail. The torn tail that one leaves is cut off at the last whole
-record when the journal is opened, counted and reported.
+the learner. What is appended reaches the disk by `sync` (checkpoints), and by the `sync_job` that the owner runs where
+`sync_is_due`, beside further appends; a power cut loses the tail since. The torn tail that one leaves is cut off at the
+last whole record when the journal is opened, counted and reported.
+
+Only the last segment can be torn: a segment is whole on the disk before the next one is begun, and the next one's
+header before its first record. Where the disk refuses that, nothing more is appended until it does not.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class Journal:
     Args:
         directory: made if it is missing.
         segment_bytes: a segment ends with the record that reaches it.
-        fsync_interval_s: longest time that records wait for an fsync while records come in.
+        fsync_interval_s: records that have waited for so long are due for an fsync.
         clock: monotonic seconds, for tests.
 
     Attributes:
@@ -77,6 +80,10 @@ class Journal:
         self._file = -1
         self._lock = -1
         self._origin = 0
+        self._size = 0
+        self._junk = False  # behind the last whole record
+        self._synced_to = 0
+        self._synced_s = clock()
         self.torn_bytes = 0
         self._segments: list[Segment] = []
         try:
@@ -90,8 +97,7 @@ class Journal:
         except JournalError:
             self.close()
             raise
-        self._synced_s = clock()
-        self._dirty = False
+        self._synced_to = self.start  # what a process before this one left in the last segment may wait for it still
 
     def bind(self, snapshot: Snapshot) -> None:
         """Let `snapshot` say, at each new segment, how many items there were before it and what else to keep."""
@@ -131,27 +137,48 @@ class Journal:
         """
         if self._lock < 0:
             raise JournalError(f"journal {self._directory} is closed")
-        if self._file < 0 or self._size >= self._segment_bytes:
-            self._rotate()
         name = device.encode()
         body = NAME.pack(len(name)) + name
         length = len(body) + len(payload)
         if not 0 < len(name) < 256 or length > MAX_RECORD_BYTES:
             raise JournalError(f"a record of {length:,} bytes from {device[:80]!r} does not fit the journal")
         head = RECORD.pack(length, zlib.crc32(payload, zlib.crc32(body))) + body
+        self._cut_junk()
+        if self._file < 0 or self._size >= self._segment_bytes:
+            self._rotate()
         self._write(head, payload)
-        self._dirty = True
-        self.sync_if_due()
         return self.position
 
-    def sync_if_due(self) -> None:
-        """Make every record survive a power cut, if the last fsync is `fsync_interval_s` ago.
+    def sync_is_due(self) -> bool:
+        """Whether records have waited long enough for an fsync, or are so many that a segment's end would take long."""
+        unsynced = self.position - self._synced_to
+        late = self._clock() - self._synced_s >= self._fsync_interval_s
+        return unsynced > 0 and (late or 2 * unsynced >= self._segment_bytes)
 
-        Raises:
-            JournalError: the disk refuses.
+    def sync_job(self) -> Callable[[], None]:
+        """Return a function that makes every record so far survive a power cut; it may run beside anything else.
+
+        It raises JournalError where the disk refuses, and the records stay due.
         """
-        if self._clock() - self._synced_s >= self._fsync_interval_s:
-            self.sync()
+        self._synced_s = self._clock()
+        position = self.position
+        if self._file < 0 or position <= self._synced_to:
+            return lambda: None
+        try:
+            file = os.dup(self._file)
+        except OSError as cause:
+            raise self._failure(cause) from cause
+
+        def sync() -> None:
+            try:
+                os.fdatasync(file)
+            except OSError as cause:
+                raise self._failure(cause) from cause
+            finally:
+                os.close(file)
+            self._synced_to = max(self._synced_to, position)
+
+        return sync
 
     def sync(self) -> None:
         """Make every record survive a power cut.
@@ -159,14 +186,7 @@ class Journal:
         Raises:
             JournalError: the disk refuses.
         """
-        self._synced_s = self._clock()
-        if self._file < 0 or not self._dirty:
-            return
-        try:
-            os.fdatasync(self._file)
-        except OSError as cause:
-            raise self._failure(cause) from cause
-        self._dirty = False
+        self.sync_job()()
 
     def iterate(self, start: int = 0) -> Iterator[Record]:
         """Yield the records from position `start` on.
@@ -194,7 +214,8 @@ class Journal:
             raise JournalError(
                 f"journal {self._directory} spans positions {self.start:,}..{self.position:,}, not {position:,}"
             )
-        self._close_segment()
+        self.sync()
+        self._close_file()
         self._origin = position
         try:
             while self._segments and self._segments[-1].first >= position:
@@ -207,6 +228,7 @@ class Journal:
             sync_directory(self._directory)
         except OSError as cause:
             raise self._failure(cause) from cause
+        self._synced_to = min(self._synced_to, position)
         return discarded
 
     def trim(self, keep_from_items: int) -> int:
@@ -234,7 +256,9 @@ class Journal:
     def close(self) -> None:
         """Sync, and let another process have the journal. Safe to call twice."""
         with contextlib.suppress(JournalError):
-            self._close_segment()
+            self._cut_junk()
+            self.sync()
+        self._close_file()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -280,17 +304,10 @@ class Journal:
             raise JournalError(f"journal {self._directory}: a header of {len(header):,} bytes is over its cap")
         start = FIXED.pack(MAGIC, JOURNAL_SCHEMA, first, len(header), zlib.crc32(header)) + header
         path = self._directory / f"{first:020d}{SUFFIX}"
-        self._close_segment()
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            _write_all(self._file, start)
-            sync_directory(self._directory)
-        except OSError as cause:
-            # Without its last, unfinished file the journal is as it was before.
-            self._close_file()
-            with contextlib.suppress(OSError):
-                path.unlink()
-            raise self._failure(cause) from cause
+        self.sync()
+        file = self._begin_file(path, start)
+        self._close_file()
+        self._file = file
         if self._segments:
             self._segments[-1] = self._segments[-1].resized(self._size)
         self._segments.append(
@@ -299,6 +316,23 @@ class Journal:
             )
         )
         self._size = len(start)
+        self._synced_to = self.position
+
+    def _begin_file(self, path: Path, start: bytes) -> int:
+        file = -1
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            _write_all(file, start)
+            os.fdatasync(file)
+            sync_directory(self._directory)
+        except OSError as cause:
+            # Without its last, unfinished file the journal is as it was before.
+            if file >= 0:
+                os.close(file)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise self._failure(cause) from cause
+        return file
 
     def _write(self, head: bytes, payload: bytes) -> None:
         total = len(head) + len(payload)
@@ -307,16 +341,21 @@ class Journal:
             if written < total:
                 _write_all(self._file, (head + payload)[written:])
         except OSError as cause:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
+            self._junk = True
+            with contextlib.suppress(JournalError):
+                self._cut_junk()
             raise self._failure(cause) from cause
         self._size += total
 
-    def _close_segment(self) -> None:
+    def _cut_junk(self) -> None:
+        """Cut off what a write left that failed half-way: a record behind it could not be read."""
+        if not self._junk:
+            return
         try:
-            self.sync()
-        finally:
-            self._close_file()
+            os.ftruncate(self._file, self._size)
+        except OSError as cause:
+            raise self._failure(cause) from cause
+        self._junk = False
 
     def _close_file(self) -> None:
         if self._file >= 0:

@@ -138,14 +138,19 @@ def iterate(directory: Path, start: int = 0) -> Iterator[Record]:
 
 
 def header_is_whole(path: Path) -> bool:
-    """Say whether a segment file got as far as its first record."""
+    """Say whether a segment file got as far as its first record.
+
+    The header is on the disk before anything follows it, so one that does not hold is torn only where nothing does.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         fixed = file.read(FIXED.size)
-    if len(fixed) < FIXED.size or not any(fixed):
-        return False
-    length: int = FIXED.unpack(fixed)[3]
-    return size >= FIXED.size + length
+        if len(fixed) < FIXED.size or not any(fixed):
+            return False
+        length, crc = FIXED.unpack(fixed)[3:]
+        if size > FIXED.size + length or length > MAX_HEADER_BYTES:
+            return True
+        return bool(zlib.crc32(file.read(length)) == crc)
 
 
 def _read_header(path: Path) -> Segment:

@@ -44,6 +44,7 @@ MAX_ACTORS = 64
 MAX_SECONDS = 86_400.0
 _WARM_UP_S = 1.0
 _READY_S, _DRAINED_S = 60.0, 90.0
+_LOOK_S = 0.2
 _CHECKPOINT_S = 5.0
 _REPLAY_BYTES = 256 * 1024 * 1024
 _ENDLESS = 2**62
@@ -122,7 +123,8 @@ def stream_speed(
 
     Raises:
         UsageError: out of range.
-        ActorFailed: a sender ended, or did not begin or end in time.
+        ActorFailed: a sender ended.
+        LinkLost: a sender did not begin or end in time, or our own broker ended.
         BrokerStartFailed, BrokerUnreachable, BrokerRefused: no broker.
         JournalError: the disk refuses.
     """
@@ -131,12 +133,13 @@ def stream_speed(
     topics = Topics(f"bench-{secrets.token_hex(4)}")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quarl-stream-")))
-        url = broker or stack.enter_context(Mosquitto()).url
+        own = None if broker else stack.enter_context(Mosquitto(tied=True))
+        url = broker if own is None else own.url
         ingest = open_ingest(workload, folder)
         stack.callback(ingest.close)
         receiver = stack.enter_context(_receiving(url, topics, ingest))
         orders = [Order(url=url, fleet=topics.fleet, index=index, workload=workload) for index in range(actors)]
-        senders = stack.enter_context(_Senders(orders))
+        senders = stack.enter_context(_Senders(orders, check=(lambda: None) if own is None else own.check))
         window = _run(senders, ingest, receiver, seconds=seconds, progress=progress)
         stored = ingest.replay.newest(ingest.replay.capacity)
         ingest.close()
@@ -280,7 +283,8 @@ def _speed(workload: Workload, window: _Window, ingest: Witness, *, survived: bo
 class _Senders:
     """Sender processes, and what they say."""
 
-    def __init__(self, orders: Sequence[Order]) -> None:
+    def __init__(self, orders: Sequence[Order], *, check: Callable[[], None] = lambda: None) -> None:
+        self._check = check
         self._said: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -316,7 +320,8 @@ class _Senders:
                 process.stdin.flush()
 
     def check(self) -> None:
-        """Raise ActorFailed where one has ended."""
+        """Raise ActorFailed where one has ended, LinkLost where the broker has."""
+        self._check()
         for index, process in enumerate(self._processes):
             if process.poll() is not None:
                 raise ActorFailed(f"sender {index} ended with status {process.returncode} in the middle of it")
@@ -325,14 +330,18 @@ class _Senders:
         """Return the line with `key` of every sender, in order.
 
         Raises:
-            ActorFailed: one ended, or did not say it in time.
+            ActorFailed: one ended.
+            LinkLost: not said in time, or the broker has ended.
         """
         found: dict[int, dict[str, Any]] = {}
         deadline_s = time.monotonic() + timeout_s
         while len(found) < len(self._processes):
+            self._check()
             try:
-                index, said = self._said.get(timeout=max(0.01, deadline_s - time.monotonic()))
+                index, said = self._said.get(timeout=_LOOK_S)
             except queue.Empty:
+                if time.monotonic() < deadline_s:
+                    continue
                 raise LinkLost(
                     f"{len(found)} of {len(self._processes)} senders said {key!r} within {timeout_s:.0f} s"
                 ) from None

@@ -8,6 +8,7 @@ says what it did; one line of JSON each. It ends with its stdin.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -190,18 +191,23 @@ def main(arguments: list[str]) -> int:
     if not sys.stdin.readline():
         return 1
     say(begun=True, cpu_s=time.process_time(), rss_bytes=resident_bytes())
-    ended = threading.Event()
-    threading.Thread(target=_wait_for_line, args=(ended,), daemon=True).start()
+    ended, drained = threading.Event(), threading.Event()
+    threading.Thread(target=_listen, args=(ended, drained), daemon=True).start()
     sender.stream(ended)
     sender.drain()
+    drained.set()
     say(**sender.report())
     sender.close()
     return 0
 
 
-def _wait_for_line(ended: threading.Event) -> None:
-    sys.stdin.readline()
-    ended.set()
+def _listen(ended: threading.Event, drained: threading.Event) -> None:
+    """Wait for the word to end, and from then on for the end of whoever would have said it."""
+    if sys.stdin.readline():
+        ended.set()
+        sys.stdin.readline()
+    if not drained.is_set():
+        os._exit(1)  # nobody is there to take a report
 
 
 def say(**fields: Any) -> None:

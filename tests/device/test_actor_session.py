@@ -443,6 +443,21 @@ def test_giving_up_what_is_pending_shows_in_base():
     assert drain(session) == [3]
 
 
+def test_what_another_task_sets_aside_is_kept_and_sent_when_its_own_comes_back():
+    session = ready()
+    assert not session.meet_task("its own", 0.0)
+    grant(session, 9)
+    make(session, 2)
+    assert session.meet_task("another", 0.0)
+    assert not session.meet_task("another", 1.0), "news once"
+    assert (session.sets_aside, session.pending, drain(session), session.awaits_insertion) == (True, 2, [], False)
+    assert not session.meet_task("its own", 2.0)
+    assert (session.sets_aside, drain(session), session.awaits_insertion) == (False, [0, 1], True)
+    assert session.meet_task("another", 3.0)
+    assert session.begin_task("another", 3.0) == 2
+    assert (session.sets_aside, session.pending, session.base) == (False, 0, 2)
+
+
 def test_only_so_much_is_in_the_air_at_once():
     session = ready(max_in_flight_blocks=2)
     grant(session, 9)

@@ -99,17 +99,39 @@ def test_blocks_of_another_task_are_dropped_and_counted(broker, spool, caplog):
     assert "blocks were made for another task and are dropped" in caplog.text
 
 
+def test_a_birth_alone_costs_no_block_however_late_its_epoch(broker, spool, caplog):
+    """It is not signed: only a policy of that learner, which is, makes room for another task."""
+    first = Learner(broker, ahead=2)
+    first.push()
+    with Running(broker, outbox=spool, max_offline_s=60.0) as one:
+        wait_for(lambda: len(first.stored) > 3)
+        first.leave()
+        wait_for(lambda: one.agent._shared.session.pending > 5)
+        forged = Learner(broker, epoch=101, key=first.key, env_kwargs={"sutton_barto_reward": True})
+        wait_for(lambda: one.agent._shared.session.sets_aside)
+        forged.leave()
+    assert (one.summary.blocks_dropped, forged.stored) == (0, [])
+    assert one.summary.blocks_pending > 5
+    assert "blocks made before wait" in caplog.text
+    back = Learner(broker, epoch=102, key=first.key, sessions=first.sessions)
+    back.push()
+    with Running(broker, outbox=spool) as two:
+        wait_for(lambda: any(boot_id == two.boot_id for boot_id, _ in ids(back)))
+    assert two.summary.blocks_dropped == 0
+    assert len([boot_id for boot_id, _ in ids(back) if boot_id == one.boot_id]) >= one.summary.blocks_pending - 3
+
+
 def test_a_full_disk_stops_it_with_a_reason_loses_nothing_and_is_got_over(broker, spool, monkeypatch):
     learner = Learner(broker)
     learner.push()
-    real, state = os.writev, {"full": False}
+    real, state = os.pwritev, {"full": False}
 
-    def writev(file, parts):
+    def pwritev(file, parts, offset):
         if state["full"]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file, parts)
+        return real(file, parts, offset)
 
-    monkeypatch.setattr(os, "writev", writev)
+    monkeypatch.setattr(os, "pwritev", pwritev)
     with Running(broker, outbox=spool, max_offline_s=60.0) as actor:
         wait_for(lambda: len(learner.stored) > 5)
         # Without a learner the block that could not be written is nowhere else.

@@ -234,7 +234,7 @@ def test_help_is_quick_and_quiet():
 
 def run_process(words, **options):
     command = [sys.executable, "-m", "quarl_device.cli", *words]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
+    return subprocess.run(command, **{"stderr": subprocess.PIPE, **options}, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("words", [["version"], ["run", "--help"], ["bench", "--seconds", "1"]])
@@ -271,6 +271,14 @@ def test_a_result_that_cannot_be_written_is_one_line_and_code_1():
     assert (
         done.stderr == "quarl-device: error: the result cannot be written to standard output: " + os.strerror(28) + "\n"
     )
+
+
+def test_an_error_that_cannot_be_written_keeps_its_code():
+    """As when the log of a supervisor is on a disk that is full (seed 3 of `bench soak`)."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = run_process(["run", "--broker", "nonsense", "--format", "json"], stdout=subprocess.PIPE, stderr=full)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == 2
 
 
 def test_an_interrupt_while_it_imports_is_130_and_quiet():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from quarl_device.contract import ActionSpec, Head, PolicyContract
 from quarl_device.errors import ContractError, SelfTestError, UnsupportedSpace
-from quarl_device.heads import BoxHead, OutputBinding, softmax
+from quarl_device.heads import BoxHead, OutputBinding, greedy_index, greedy_indices, softmax
+from quarl_device.hot_path import plain_index
 from quarl_device.lint import takes_batches
 from quarl_device.policy import Policy, run_self_test
 from quarl_device.policy_file import read_policy, read_policy_path
@@ -62,6 +63,21 @@ def dict_rows(count=20):
     rng = np.random.default_rng(9)
     images = rng.integers(0, 256, (count, 6, 6, 3), np.uint8)
     return [{"image": image, "vector": rng.normal(0, 2, 3)} for image in images]
+
+
+ODD_NUMBERS = st.sampled_from([np.nan, -np.nan, np.inf, -np.inf, -1.0, 0.0, 1.0])
+
+
+@given(st.lists(ODD_NUMBERS, min_size=2, max_size=40), st.booleans())
+def test_every_path_picks_the_largest_as_argmax_does(values, flat):
+    """Two, three, few and many actions; NaN is the largest, as for numpy; alone and in a batch."""
+    outputs, n = np.array([values], np.float32), len(values)
+    expected = int(outputs.argmax())
+    binding = OutputBinding(role="q_values", tensor="q", flat=flat)
+    buffer = np.zeros((1, 1), np.float32)
+    assert greedy_index(binding, n, 3)(outputs) == expected + 3
+    assert plain_index(lambda _: outputs, buffer, buffer[0], n, 3)(np.ones(1)) == expected + 3
+    assert greedy_indices(binding, 1, np.dtype(np.uint8))(outputs).tolist() == [expected]
 
 
 @pytest.mark.parametrize("name", FILES)

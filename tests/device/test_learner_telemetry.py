@@ -20,7 +20,7 @@ telemetries = st.builds(
     updates_per_s=st.floats(0, 1e9),
     duplicates=counts,
     int8_return=st.none() | st.floats(-1e9, 1e9),
-    blocked=st.text(max_size=40),
+    blocked=st.text(max_size=40).filter(str.isprintable),
     lags=st.dictionaries(names, lags, max_size=4),
 )
 

@@ -307,6 +307,27 @@ def test_bindings_that_do_not_fit(changes, message):
         bind(**changes)
 
 
+def scale_of(scale):
+    quantization = Quantization(scales=np.array([scale], np.float32), zero_points=np.zeros(1, np.int64), axis=0)
+    return {"dtype": "int8", "quantization": quantization}
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 2.9e-39])
+def test_a_scale_without_an_inverse_is_refused(scale):
+    with pytest.raises(ContractError, match="float32 has no inverse"):
+        bind(**scale_of(scale))
+
+
+@pytest.mark.parametrize("scale", [3e-39, 1e-38, 0.1, 3e38])
+def test_the_least_and_the_largest_scale_fill_by_the_rule(scale):
+    binding = bind(**scale_of(scale))
+    filler = Filler(binding)
+    rows = np.float32(scale) * np.array([[0, 1, -1, 0.25], [-100, 90, 0.5, 1.5]], np.float32).astype(np.float64)
+    for row in np.clip(rows, -3.4e38, 3.4e38).astype(np.float32):
+        filler.fill(row)
+        np.testing.assert_array_equal(filler.buffer, to_tensor(binding, row[None]))
+
+
 def test_a_normaliser_in_the_graph_is_not_done_twice():
     normalizer = Normalizer(where="graph", offset={"observation": (1.0,) * 4}, scale={"observation": (2.0,) * 4})
     assert bind(normalizer=normalizer).factor is None

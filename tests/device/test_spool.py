@@ -371,15 +371,15 @@ def test_only_its_owner_reads_it(spool, tmp_path):
 def full_disk(monkeypatch):
     """Return a switch: while it is set, writes fail half way, as on a disk that has filled up."""
     state = {"full": False}
-    real = os.writev
+    real = os.pwritev
 
-    def writev(file, parts):
+    def pwritev(file, parts, offset):
         if not state["full"]:
-            return real(file, parts)
-        real(file, [b"".join(parts)[:100]])
+            return real(file, parts, offset)
+        real(file, [b"".join(parts)[:100]], offset)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "writev", writev)
+    monkeypatch.setattr(os, "pwritev", pwritev)
     return state
 
 
@@ -433,6 +433,26 @@ def test_what_waits_in_memory_may_be_delivered_dropped_or_left(spool, full_disk)
     one.put(2, b"z")
     one.close()
     assert len(spool(B)) == 0
+
+
+def refuse(*_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_what_a_failed_write_leaves_behind_moves_nothing_that_comes_after(spool, full_disk, monkeypatch):
+    one = spool(A)
+    fill(one, 1)
+    full_disk["full"] = True
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    one.put(1, payload(A, 1))
+    full_disk["full"] = False
+    one.upkeep(1e6)
+    fill(one, 3)
+    assert [one.get(n) for n in range(5)] == [payload(A, n) for n in range(5)]
+    kill(one)
+    two = spool(B)
+    assert two.recovered.dropped_blocks == 0
+    assert deliver(two) == [(A, n) for n in range(5)]
 
 
 def test_a_disk_that_is_full_for_real(tmp_path):
@@ -516,6 +536,81 @@ def test_a_sync_that_fails_is_a_fault_until_one_succeeds(spool, monkeypatch):
     assert one.get(0) == payload(A, 0)
     one.upkeep(106.0)()
     assert one.fault == ""
+
+
+def test_after_a_sync_that_failed_everything_it_was_about_is_written_again(spool, monkeypatch, tmp_path):
+    """The kernel may hold for clean what it could not write: only what is written again is certain."""
+    one = spool(A)
+    fill(one, 20)  # several files
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        one.upkeep(100.0)()
+        assert one.fault
+        one.upkeep(106.0)()
+        assert one.fault
+    fill(one, 1)
+    written = {}
+    real = os.pwrite
+
+    def pwrite(file, data, offset):
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        written[path] = written.get(path, b"") + bytes(data)
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    one.upkeep(112.0)()
+    assert one.fault == ""
+    assert written == {path: path.read_bytes() for path in files(tmp_path)}
+    written.clear()
+    fill(one, 1)
+    one.upkeep(118.0)()
+    assert written == {}, "what a good sync was about is certain"
+    kill(one)
+    assert deliver(spool(B)) == [(A, n) for n in range(22)]
+
+
+def test_what_is_freed_before_it_is_certain_needs_no_certainty(spool, monkeypatch):
+    one = spool(A)
+    fill(one, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        one.upkeep(100.0)()
+    one.free(18)
+    one.upkeep(106.0)()
+    assert one.fault == ""
+    assert deliver(one) == [(A, 19)]
+
+
+@pytest.mark.parametrize("sync", ["always", "never"])
+def test_a_restart_begins_about_where_the_learner_was_whatever_the_policy(spool, sync):
+    config = SpoolConfig(max_bytes=64 * 1024, sync=sync, sync_interval_s=3600.0)
+    one = spool(A, config)
+    fill(one, 7)
+    one.free(4)
+    assert one.upkeep(100.0) is None
+    written = one.bytes_written
+    one.free(5)
+    assert one.upkeep(104.0) is None
+    assert one.bytes_written == written, "a note now and then, not at every ack"
+    kill(one)
+    assert spool(B, config).base == 5
+
+
+def test_a_life_that_was_dropped_for_room_is_not_delivered_again(spool, monkeypatch):
+    """Not even where its files could not be removed."""
+    config = SpoolConfig(max_bytes=64 * 1024, when_full="drop-oldest")
+    one = spool(A, config)
+    fill(one, 3)
+    kill(one)
+    two = spool(B, config)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        while two.delivering == A:
+            fill(two, 1)
+    held = len(two)
+    kill(two)
+    three = spool(C, config)
+    assert (three.delivering, len(three)) == (B, held)
 
 
 def test_no_file_stays_open(spool):

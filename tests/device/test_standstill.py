@@ -19,8 +19,40 @@ def test_a_reason_is_news_when_it_lasts_and_was_not_announced():
     still.note("no credit", 5.0)
     assert [still.is_news(now_s) for now_s in (5.5, 6.5)] == [False, True]
     assert still.since_unix_s(6.5, 1000.0) == 998.5
-    still.announced()
+    still.announced(6.5)
     assert not still.is_news(99.0)
+    still.note("", 99.0)
+    assert still.is_news(99.1)  # who runs again is told so at once
+
+
+def test_a_fast_actor_that_waits_for_credit_many_times_a_second_does_not_stand_still():
+    still, births = Standstill(0.0), []
+    for step in range(3_000):
+        now_s = step / 100
+        still.note("no credit" if step % 2 else "", now_s)
+        if step % 7 == 0 or still.is_news(now_s):
+            still.announced(now_s)
+            births.append((still.lasting(now_s), still.since_unix_s(now_s, 1e9)))
+    assert set(births) == {("", 0.0)}
+
+
+def test_who_stands_still_for_changing_reasons_stands_still():
+    still = Standstill(0.0)
+    for step in range(300):
+        still.note("no credit" if step % 2 else "catching up", 1.0 + step / 100)
+    assert still.lasting(4.0)
+    assert still.since_unix_s(4.0, 1000.0) == 997.0
+
+
+def test_news_come_once_a_second_at_most():
+    still, told = Standstill(0.0), 0
+    for step in range(10_000):
+        now_s = step / 100
+        still.note("no credit" if now_s % 1.3 < 1.2 else "", now_s)
+        if still.is_news(now_s):
+            still.announced(now_s)
+            told += 1
+    assert 0 < told <= 100
 
 
 def test_a_learner_that_comes_and_goes_fills_no_log(caplog):

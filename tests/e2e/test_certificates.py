@@ -3,6 +3,7 @@
 import json
 import logging
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -292,3 +293,28 @@ def test_a_device_says_by_its_exit_code_that_it_is_not_let_in(broker):
     )  # fmt: skip
     assert done.returncode == 37, done.stderr
     assert json.loads(done.stdout)["error"]["kind"] == "CertificateRefused"
+
+
+def shown_by(broker):
+    """The certificate that the broker shows to a client."""
+    context = broker.credentials("controller").tls()
+    with (
+        socket.create_connection(("127.0.0.1", broker.port), timeout=5) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secured,
+    ):
+        return secured.getpeercert(binary_form=True)
+
+
+@pytest.mark.parametrize("engine", ["mosquitto", "amqtt"])
+def test_a_running_broker_shows_the_renewed_certificate(engine):
+    with SecuredBroker(engine=engine) as broker:
+        before = shown_by(broker)
+        edge("broker", "init", broker.path, "--host", "new.local", cwd="/")
+        wanted = ssl.PEM_cert_to_DER_cert(
+            "-----BEGIN CERTIFICATE-----" + broker.directory.server.read_text().split("-----BEGIN CERTIFICATE-----")[1]
+        )
+        assert wanted != before
+        assert until(lambda: shown_by(broker) == wanted, timeout_s=10.0)
+        link = broker.link("controller")
+        link.connect(timeout_s=5.0)
+        link.close()

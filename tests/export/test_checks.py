@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from policy_factory import dueling, image_policy, mlp, rows, tanh_actor
 
+from quarl_device.contract import ActionSpec, Normalizer
 from quarl_device.errors import CheckFailed
 from quarl_device.flatbuffer import read_graph
+from quarl_export.acting import used_range
 from quarl_export.calibration import CalibrationData
 from quarl_export.checks.agreement import (
     MAX_REGRET,
@@ -89,9 +91,23 @@ def test_refusing_names_every_failed_check_and_carries_all():
     refuse_failed(made[1:2])
 
 
+@pytest.mark.parametrize("constants", [{"offset": 1e300}, {"scale": 1e40}])
+def test_q01_counts_numbers_as_float32_holds_them(built, constants):
+    normalizer = Normalizer(
+        where="graph",
+        offset={"observation": (constants.get("offset", 0.0),)},
+        scale={"observation": (constants.get("scale", 1.0),)},
+    )
+    policy = built.subject.policy
+    policy = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, normalizer=normalizer))
+    found = check_finite(dataclasses.replace(built.subject, policy=policy, model=b""))
+    assert not found.passed
+    assert found.message.startswith("normaliser of observation hold NaN, Inf or more than float32 does")
+
+
 def test_q01_names_what_is_not_finite(built):
     ranges = {**built.subject.ranges, "r": (0.0, np.inf)}
-    assert check_finite(changed(built, ranges=ranges)).message == "range of r hold NaN or Inf"
+    assert check_finite(changed(built, ranges=ranges)).message == "range of r hold NaN, Inf or more than float32 does"
     outputs = built.subject.file_outputs["q_values"].copy()
     outputs[3, 1] = np.nan
     found = check_finite(with_outputs(built, "q_values", outputs))
@@ -345,6 +361,47 @@ def test_the_table_knows_which_runtime_loads_what(built):
     newer = dataclasses.replace(graph.operators[0], version=99)
     (found,) = unknown_operators(dataclasses.replace(graph, operators=(newer,)), "litert")
     assert str(found) == f"{newer.name} version 99 (of no known release)"
+
+
+# What an action's error is a share of
+
+
+def box_of(low, high):
+    return ActionSpec(kind="box", shape=(len(low),), low=low, high=high)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "acted", "expected"),
+    [
+        (-2.0, 2.0, [-2.0, 2.0], 4.0),  # fills its bounds
+        (-2.0, 2.0, [-0.5, 0.5], 1.0),  # moves in a part of them
+        (-1e6, 1e6, [-3.0, 3.0], 6.0),  # bounds that say nothing
+        (-3.4e38, 3.4e38, [-3.0, 3.0], 6.0),
+        (-1.0, 1.0, [0.999, 1.0], 0.1),  # held at its bound: a tenth of its reach
+        (-1.0, 1.0, [0.0, 1e-6], 0.02),  # hardly used: a hundredth of its bounds
+        (-1.0, 1.0, [0.5, 0.5], 2.0),  # fixed: its bounds
+        (-1e6, 1e6, [5.0, 5.0], 5.0),  # fixed, and bounds that say nothing
+        (-1e6, 1e6, [0.0, 0.0], 1.0),
+        (0.0, 0.0, [0.0, 0.0], 1.0),  # an actuator without a range
+    ],
+)
+def test_an_action_is_measured_by_the_range_that_float_acts_in(low, high, acted, expected):
+    found = used_range(box_of((low,), (high,)), np.array(acted)[:, None])
+    assert found == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("bound", [2.0, 1e6, 3e38])
+def test_q10_and_q11_see_a_dead_action_whatever_its_bounds(actor, bound):
+    subject = actor.subject
+    width = subject.contract.action.shape[0]
+    action = dataclasses.replace(subject.contract.action, low=(-bound,) * width, high=(bound,) * width)
+    contract = dataclasses.replace(subject.contract, action=action)
+    dead = {role: np.zeros_like(values) for role, values in subject.file_outputs.items()}
+    alive = changed(actor, contract=contract)
+    stuck = changed(actor, contract=contract)
+    stuck.__dict__["file_outputs"] = dead
+    assert all(found.passed for found in check_actions(alive))
+    assert not any(found.passed for found in check_actions(stuck))
 
 
 def test_the_guides_table_has_every_check_with_its_limit():

@@ -57,3 +57,10 @@ def test_an_unreadable_file_is_an_error_of_ours(tmp_path):
     path.symlink_to(path)
     with pytest.raises(QuarlError):
         import_policy(path)
+
+
+def test_the_main_file_of_a_saved_model_names_its_directory(tmp_path):
+    path = tmp_path / "saved_model.pb"
+    path.write_bytes(b"\x08\x01")
+    with pytest.raises(ModelFileError, match=f"one file of a SavedModel.*{tmp_path}"):
+        detect(path)

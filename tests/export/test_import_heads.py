@@ -1,5 +1,7 @@
 """What the outputs mean, how actions are scaled, and which input takes which observation."""
 
+import dataclasses
+
 import gymnasium
 import numpy as np
 import pytest
@@ -14,9 +16,12 @@ from quarl_device.errors import (
     UnsupportedModel,
     UsageError,
 )
+from quarl_device.heads import BoxHead, bind_outputs
+from quarl_export.acting import greedy_actions
 from quarl_export.importers.assemble import assemble
 from quarl_export.importers.builder import MAX_STEPS, Builder, reshape, with_constant
-from quarl_export.importers.equality import random_observations
+from quarl_export.importers.equality import largest_difference, random_observations
+from quarl_export.importers.heads import scaled_action
 from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.source import SourceNetwork
 from quarl_export.ir import run_reference
@@ -169,9 +174,18 @@ def test_tanh_is_scaled_to_the_bounds():
     np.testing.assert_allclose(acts(contract, [[-1, -1], [1, 1]]), [[-2, 0], [2, 10]])
 
 
-def test_sigmoid_is_scaled_to_the_bounds():
-    contract = pixel_policy("sigmoid").contract
-    np.testing.assert_allclose(acts(contract, [[0, 0], [1, 1]]), [[-2, 0], [2, 10]])
+@pytest.mark.parametrize("options", [{}, {"action_units": "unit"}])
+def test_sigmoid_is_scaled_to_the_bounds_and_says_so(options):
+    policy = pixel_policy("sigmoid", **options)
+    np.testing.assert_allclose(acts(policy.contract, [[0, 0], [1, 1]]), [[-2, 0], [2, 10]])
+    assert any("sigmoid" in note and "scaled" in note for note in policy.provenance["assumed"])
+
+
+def test_sigmoid_without_an_environment_acts_as_it_is():
+    policy = assemble(simple(2, "sigmoid"), ImportOptions(head="action"))
+    np.testing.assert_allclose(acts(policy.contract, [[0, 0.3]]), [[0, 0.3]])
+    assert (policy.contract.action.low, policy.contract.action.high) == ((0.0, 0.0), (1.0, 1.0))
+    assert "no environment was named: actions are bounded to 0..1" in policy.provenance["assumed"]
 
 
 def test_linear_is_in_the_environments_units():
@@ -192,6 +206,74 @@ def test_without_an_environment_a_scaling_says_the_bounds():
 
     action = assemble(network(make, x=(3,)), ImportOptions()).contract.action
     assert (action.low, action.high) == ((-2.0, 0.0), (2.0, 10.0))
+
+
+def test_without_an_environment_linear_actions_have_the_bounds_that_are_told():
+    def make(builder):
+        joint = builder.layer("add", "sum", [dense(builder, "a", "x", 2), dense(builder, "b", "x", 2)])
+        return {"action": builder.affine("small", joint, 0.01, 0.0)}
+
+    policy = assemble(network(make, x=(3,)), ImportOptions())
+    assert (policy.contract.action.low, policy.contract.action.high) == ((-1.0, -1.0), (1.0, 1.0))
+    assert "no environment was named: actions are bounded to -1..1" in policy.provenance["assumed"]
+
+
+def gaussian_policy(**options):
+    def make(builder):
+        mean = builder.affine("scaled", dense(builder, "m", "x", 1, "tanh"), 10.0, 0.5)
+        return {"mean": mean} if "log_std" in options else {"mean": mean, "log_std": dense(builder, "s", "x", 1)}
+
+    source = network(make, x=(3,))
+    return source, assemble(source, ImportOptions(head="gaussian", **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"log_std": (0.25,)}])
+def test_a_scaling_behind_the_mean_does_not_scale_the_noise(options):
+    source, policy = gaussian_policy(**options)
+    rows = random_observations(policy, rows=4000)
+    ours, theirs = run_reference(policy, rows), source.run({"x": rows["observation"]})
+    bindings = bind_outputs(policy.contract)
+    results = [ours[binding.role] for binding in bindings]
+    # Bounds out of the way: the noise alone.
+    wide = dataclasses.replace(policy.contract.action, low=(-1e9,), high=(1e9,))
+    head = BoxHead(dataclasses.replace(policy.contract, action=wide), bindings, shape=(4000, 1))
+    sampled = head.sample(results if len(results) > 1 else results[0], np.random.default_rng(0))
+    spread = np.exp(theirs.get("log_std", 0.25))
+    assert 0.95 < ((sampled - theirs["mean"]) / spread).std() < 1.05
+
+
+def test_a_scaling_behind_the_mean_stays_inside_a_squash():
+    source, policy = gaussian_policy(squash="tanh", env_id="Pendulum-v1")
+    rows = random_observations(policy)
+    expected = 2 * np.tanh(source.run({"x": rows["observation"]})["mean"])
+    np.testing.assert_allclose(greedy_actions(policy.contract, run_reference(policy, rows)), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", [{"scale": (3.0,)}, {"offset": (0.5,)}])
+def test_an_action_that_is_not_the_sources_is_noticed(change):
+    source = simple(1, "tanh", x=(3,))
+    policy = assemble(source, ImportOptions(head="action", env_id="Pendulum-v1"))
+    given = dataclasses.replace(policy.contract.action, **change)
+    with pytest.raises(SourceMismatch, match="greedy action"):
+        largest_difference(policy, lambda rows: {"action": source.run({"x": rows["observation"]})["out"]}, given=given)
+
+
+def test_noise_of_another_scale_is_noticed():
+    """A mean that is scaled by the action instead of the network: outputs and greedy actions agree, samples do not."""
+    source, policy = gaussian_policy(log_std=(0.0,))
+    given = dataclasses.replace(policy.contract.action, low=(-1e9,), high=(1e9,))
+    moved = scaled_action(given, np.array([10.0]), np.array([0.5]))
+    policy = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, action=moved))
+    last = policy.graph.layers[-1]
+    assert last.kind == "dense"  # the scaling
+    graph = dataclasses.replace(policy.graph, outputs={"mean": last.inputs[0]})
+    with pytest.raises(SourceMismatch, match="sampled action"):
+        largest_difference(
+            dataclasses.replace(policy, graph=graph),
+            lambda rows: source.run({"x": rows["observation"]}),
+            finish={"mean": lambda values: values * 10 + np.float32(0.5)},
+            given=given,
+        )
 
 
 # Observations

@@ -1,5 +1,6 @@
 """tf_keras models, from memory, `.h5` and SavedModel: read without running them, folded, equal to the original."""
 
+import io
 import json
 import sys
 import warnings
@@ -373,6 +374,27 @@ def test_a_truncated_h5_is_refused(tmp_path, keep):
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ModelFileError):
         import_policy(path)
+
+
+def test_an_h5_with_an_address_beyond_any_file_is_refused(tmp_path):
+    """h5py seeks there and raises OverflowError."""
+    path = save(model_of(), tmp_path / "model.h5")
+    data = bytearray(path.read_bytes())
+    data[48:56] = (2**63 - 1).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        import_policy(path)
+
+
+@pytest.mark.parametrize("error", [OverflowError, AttributeError, IndexError, MemoryError])
+def test_whatever_h5py_raises_is_a_damaged_file(error):
+    with h5py.File(stored := io.BytesIO(), "w"):
+        pass
+    with (
+        pytest.raises(ModelFileError, match="weights cannot be read"),
+        hdf5.open_hdf5(stored.getvalue(), what="weights"),
+    ):
+        raise error
 
 
 def test_h5_that_links_out_of_itself_is_refused(tmp_path):

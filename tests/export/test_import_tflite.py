@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from policy_factory import mlp
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.trackable.resource import TrackableResource
 
@@ -14,11 +15,14 @@ from quarl_device.flatbuffer import read_graph
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, encode_metadata
 from quarl_device.runtime import find_runtime
 from quarl_export.importers import ImportOptions, import_policy
+from quarl_export.importers.builder import Builder
 from quarl_export.importers.saved_graph import check_saved_graph
 from quarl_export.importers.tflite_float import import_tflite
 from quarl_export.importers.tflite_operators import lower_operators
 from quarl_export.ir import run_reference
 from quarl_export.keras2 import keras, tf
+from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.schemes import SchemeOptions
 from quarl_export.silence import without_tensorflow_noise
 
 layers = keras.layers
@@ -109,6 +113,59 @@ def test_a_last_softmax_is_left_to_the_device():
 def test_a_quantized_file_is_refused():
     with pytest.raises(UnsupportedModel, match="quantized"):
         import_policy(DATA / "cartpole.tflite")
+
+
+@pytest.mark.parametrize("scheme", ["float32", "float16"])
+@pytest.mark.parametrize("clip", [1.0, 0.75])
+def test_our_own_file_comes_back_with_its_clip(scheme, clip):
+    offset, scale = {"observation": (0.5, -1.0, 2.0, 0.0)}, {"observation": (2.0, 0.25, 1.0, 0.5)}
+    policy = mlp(normalizer=Normalizer(where="graph", offset=offset, scale=scale, clip=clip))
+    file = build_file(policy, ExportOptions(scheme=SchemeOptions(scheme=scheme))).file
+    back = import_tflite(file.data, options=ImportOptions())
+    assert back.contract.normalizer.clip == clip
+    far = {"observation": np.random.default_rng(0).normal(0, 8, (64, 4)).astype(np.float32)}
+    tolerance = {"float32": 1e-5, "float16": 0.02}[scheme]
+    for role, expected in run_reference(policy, far).items():
+        np.testing.assert_allclose(run_reference(back, far)[role], expected, atol=tolerance)
+        free = dataclasses.replace(back.contract, normalizer=dataclasses.replace(back.contract.normalizer, clip=0.0))
+        assert np.abs(run_reference(dataclasses.replace(back, contract=free), far)[role] - expected).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: tf.minimum(tf.maximum(x, -1.0), 2.0),
+        lambda x: tf.maximum(x, -1.0),
+        lambda x: tf.concat([x, tf.minimum(tf.maximum(x, -2.0), 2.0)], -1),
+        lambda x: tf.minimum(tf.maximum(tf.tanh(x), -0.5), 0.5),
+        lambda x: tf.minimum(tf.maximum(x, [-1.0, -2.0, -1.0]), 2.0),
+    ],
+    ids=["uneven", "one side", "read uncut", "not an input", "per element"],
+)
+def test_clipping_that_no_normaliser_does_is_refused(cut):
+    kernel = tf.constant(np.random.default_rng(0).normal(size=(3, 2)), tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec((1, 3), tf.float32)])
+    def network(x):
+        cut_rows = cut((x - 1.0) * 0.5)
+        wide = kernel if cut_rows.shape[1] == 3 else tf.concat([kernel, kernel], 0)
+        return {"out": tf.tanh(tf.matmul(cut_rows, wide))}
+
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([network.get_concrete_function()])
+    with without_tensorflow_noise():
+        data = converter.convert()
+    with pytest.raises(UnsupportedModel, match=r"not read here|no normaliser"):
+        import_tflite(data, options=ImportOptions(head="action"))
+
+
+def test_a_scaling_behind_a_clip_is_refused():
+    builder = Builder({"x": (3,)})
+    cut = builder.affine("n", "x", 2.0, 1.0)
+    assert builder.cut(cut, low=-1.0, high=1.0)
+    assert builder.draft({"out": cut}).clips == {"x": 1.0}
+    with pytest.raises(UnsupportedModel, match="no normaliser"):
+        builder.draft({"out": builder.affine("again", cut, 3.0, 0.0)})
+    assert not builder.cut(builder.activation("t", cut, "tanh"), low=-1.0)
 
 
 def test_an_operator_that_is_not_read_is_named():

@@ -18,7 +18,7 @@ from quarl_export.acting import greedy_actions
 from quarl_export.calibration import CalibrationData
 from quarl_export.graph import repack, view
 from quarl_export.pipeline import ExportOptions, build_file
-from quarl_export.reports import compare_files
+from quarl_export.reports import compare_files, write_report
 from quarl_export.reports.acting import agreement
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputMeter
@@ -340,6 +340,16 @@ def test_files_that_do_not_belong_together():
         compare_files(pair("cartpole")[0], pair("qat")[1])
     with pytest.raises(UsageError, match="exclude each other"):
         compare_files(*pair("cartpole"), env_id="CartPole-v1", observations=DATA)
+
+
+def test_files_of_one_policy_with_other_operators_are_compared_by_what_they_give(tmp_path):
+    """A LayerNormalization that is kept in float is converted to other operators than in a float file."""
+    left, right = pair("cartpole")[0], pair("qat")[1]
+    found = compare_files(left, right, rows=20, same_policy=True)
+    assert "R13" in {finding.code for finding in found.findings}
+    assert {layer.kind for layer in found.layers} <= {"QUANTIZE"}
+    assert found.agreement is not None
+    assert "different operators" in write_report(found, tmp_path).read_text()
 
 
 def test_a_file_that_no_runtime_survives_is_refused_before_it_runs_here():

@@ -49,6 +49,8 @@ from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.sb3 import agent as agent_module
 from quarl_export.importers.sb3 import read_sb3
 from quarl_export.ir import run_reference
+from quarl_export.pipeline import ExportOptions, build_file
+from quarl_export.schemes import SchemeOptions
 
 ACTIVATION = "torch.nn.modules.activation"
 BOX = Name("gymnasium.spaces.box", "Box")
@@ -669,3 +671,22 @@ def test_settings_of_json_that_is_nested_deeply_are_one_short_error(write):
         nested = [nested]
     with pytest.raises(ModelFileError, match="use_sde is list"):
         read(write(use_sde=nested))
+
+
+def test_keys_that_differ_in_what_tensorflow_refuses_stay_apart(tmp_path):
+    keys, shape = ("cam 1", "cam_1"), (1, 36, 37)
+    tensors = perceptron("q_net.q_net.", 12, 6, 2)
+    for seed, key in enumerate(keys):
+        tensors |= nature(f"q_net.features_extractor.extractors.{key}.", shape, 6, seed=seed)
+    settings = dqn_settings(
+        policy_class=field(Name("stable_baselines3.dqn.policies", "MultiInputPolicy")),
+        observation_space=field(dict_space(**dict.fromkeys(keys, image(shape)))),
+    )
+    policy = read_sb3(write_agent(tmp_path / "a.zip", tensors=tensors, settings=settings), options=ImportOptions())
+    assert [item.key for item in policy.graph.inputs] == list(keys)
+    kernels = [policy.weights[f"{layer.name}/kernel"] for layer in policy.graph.layers if layer.name.count("cnn.0")]
+    for seed, (kernel, key) in enumerate(zip(kernels, keys, strict=True)):
+        weight = nature("", shape, 6, seed=seed)["cnn.0.weight"]
+        np.testing.assert_array_equal(kernel, weight.transpose(2, 3, 1, 0), err_msg=key)
+    file = build_file(policy, ExportOptions(scheme=SchemeOptions(scheme="float32"))).file
+    assert [spec.key for spec in file.contract.observations] == list(keys)

@@ -4,11 +4,26 @@ import pickle
 
 import numpy as np
 import pytest
-from sb3_factory import SB3, Built, Call, Name, Raw, array, doubled, pickled
+from sb3_factory import (
+    SB3,
+    Built,
+    Call,
+    Name,
+    Raw,
+    array,
+    box,
+    doubled,
+    dqn_settings,
+    field,
+    pickled,
+    write_agent,
+)
 
 from quarl_device.contract import ObservationSpec
 from quarl_device.errors import ModelFileError, NonFiniteError, SpaceMismatch, UnsafeSource, UnsupportedModel
+from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.sb3 import vecnormalize as vecnormalize_module
+from quarl_export.importers.sb3.importer import read_sb3
 from quarl_export.importers.sb3.observations import Seen, filled, normalizer
 from quarl_export.importers.sb3.spaces import Box
 from quarl_export.importers.sb3.vecnormalize import Statistics, VecNormalize, read_vecnormalize
@@ -202,3 +217,23 @@ def test_zeros_before_an_episode_are_zeros_of_what_was_stacked():
     whole = seen((6,), stack=3, frame=(2,), fill=(0.0,), dtype="uint8")
     with pytest.raises(UnsupportedModel, match="is uint8 and was normalised before it was stacked"):
         filled((whole,), before, what="it")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean", "var", "warned"),
+    [
+        ("f8", 1.7e9, 25.0, True),
+        ("f8", 1.7e9, 1e10, False),
+        ("f8", 3.0, 1.0, False),
+        ("f4", 1.7e9, 25.0, False),  # the environment itself has no finer ones
+    ],
+)
+def test_observations_that_float32_cannot_tell_apart_are_warned_of(tmp_path, dtype, mean, var, warned):
+    space = field(box([0.0, -5, -5, -5], [2e9, 5, 5, 5], dtype))
+    agent = write_agent(tmp_path / "a.zip", settings=dqn_settings(observation_space=space))
+    means, variances = ([value, *rest] for value, rest in ((mean, [0.0] * 3), (var, [1.0] * 3)))
+    given = write(tmp_path / "v.pkl", obs_rms=statistics(means, variances), clip_obs=10.0, epsilon=1e-8)
+    warnings = read_sb3(agent, options=ImportOptions(vecnormalize=given)).provenance["warnings"]
+    found = [warning for warning in warnings if "float32 has steps of 128: 26 of its standard deviations" in warning]
+    assert len(found) == warned
+    assert not any("float32 has" in warning for warning in set(warnings) - set(found))

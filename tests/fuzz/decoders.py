@@ -1,7 +1,7 @@
-"""Every decoder of untrusted payloads, for hypothesis (`tests/device/test_wire_fuzz.py`) and for atheris (`make fuzz`).
+"""Every decoder of untrusted payloads and topics, for hypothesis (`tests/device/test_wire_fuzz.py`) and atheris.
 
-A decoder holds if whatever it is given comes back as a value or as a `QuarlError`: any other exception would be a bug
-that a stranger can trigger.
+`make fuzz` runs the latter. A decoder holds if whatever it is given comes back as a value or as a `QuarlError`: any
+other exception would be a bug that a stranger can trigger.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pathlib import Path
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import PayloadRefused
 from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.block_stamp import read_stamp, restamped
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_INLINE_PUSH_BYTES, MAX_JSON_BYTES
-from quarl_device.wire.manifest import decode_header
+from quarl_device.wire.manifest import decode_header, decode_manifest
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, Need, Telemetry
 from quarl_device.wire.push import decode_push
+from quarl_device.wire.topics import Topics
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KEY = LearnerKey(bytes(range(32)))  # for tests only, as in golden/make_golden.py
@@ -39,13 +41,13 @@ class Decoder:
         name: of what it decodes.
         decode: bytes to a value.
         seeds: payloads that hold.
-        cap_bytes: what is larger is refused whatever it is.
+        cap_bytes: what is larger is refused whatever it is; None where only a bounded beginning is looked at.
     """
 
     name: str
     decode: Callable[[bytes], object]
     seeds: tuple[bytes, ...]
-    cap_bytes: int
+    cap_bytes: int | None
 
 
 def golden(*names: str) -> tuple[bytes, ...]:
@@ -76,14 +78,19 @@ def blocks() -> tuple[bytes, ...]:
 
 def decoders() -> list[Decoder]:
     """Return all of them; each call makes new ones."""
-    push = golden("push.bin")
+    push, manifest, topics = golden("push.bin"), golden("manifest.bin"), Topics("lab")
+    any_blocks = golden(*sorted(path.name for path in GOLDEN.glob("block_*")))
     json_messages = [
-        ("learner birth", LearnerBirth.decode, golden("learner_online.json", "learner_lockstep.json")),
+        (
+            "learner birth",
+            LearnerBirth.decode,
+            golden("learner_online.json", "learner_lockstep.json", "learner_gone.json"),
+        ),
         ("device state", DeviceState.decode, golden("state_online.json", "state_gone.json")),
         ("ack", Ack.decode, golden("ack.json", "ack_first.json")),
         ("telemetry", Telemetry.decode, golden("telemetry.json")),
         ("learner telemetry", LearnerTelemetry.decode, golden("learner_telemetry.json")),
-        ("need", Need.decode, (Need(sha256="0" * 64, offsets=(0, 65_536)).encode(),)),
+        ("need", Need.decode, golden("need.json")),
     ]
     return [
         Decoder(name="block", decode=BlockCodec(BLOCK_SPEC).decode, seeds=blocks(), cap_bytes=MAX_BLOCK_BYTES),
@@ -101,6 +108,31 @@ def decoders() -> list[Decoder]:
             decode=lambda data: decode_header(data, sign_blindly),
             seeds=push,
             cap_bytes=MAX_INLINE_PUSH_BYTES,
+        ),
+        Decoder(
+            name="manifest",
+            decode=lambda data: decode_manifest(data, verify),
+            seeds=manifest,
+            cap_bytes=MAX_INLINE_PUSH_BYTES,
+        ),
+        Decoder(
+            name="manifest behind its signature",
+            decode=lambda data: decode_manifest(data, sign_blindly),
+            seeds=manifest,
+            cap_bytes=MAX_INLINE_PUSH_BYTES,
+        ),
+        Decoder(name="block stamp", decode=read_stamp, seeds=any_blocks, cap_bytes=None),
+        Decoder(
+            name="block stamped anew",
+            decode=lambda data: restamped(data, base=read_stamp(data).sequence),
+            seeds=any_blocks,
+            cap_bytes=None,
+        ),
+        Decoder(
+            name="chunk topic",
+            decode=lambda data: topics.chunk_of(data.decode(errors="replace")),
+            seeds=(topics.blob("0" * 64, 65_536).encode(),),
+            cap_bytes=None,
         ),
         *(
             Decoder(name=name, decode=decode, seeds=seeds, cap_bytes=MAX_JSON_BYTES)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -82,6 +83,29 @@ def test_renewing_keeps_role_and_fleet(home, capsys):
     assert run(["enroll", "lab-2", "--renew", "--format", "json"]) == 0
     told = said(capsys)
     assert (told["role"], told["fleet"]) == ("learner", "lab")
+
+
+def test_a_renewal_refuses_another_role_and_says_where_a_fleet_changes(home, capsys):
+    assert run(["enroll", "pi-1"]) == 0
+    assert run(["enroll", "pi-1", "--renew", "--role", "controller"]) == 2
+    assert "enrolled as a device" in capsys.readouterr().err
+    assert run(["enroll", "pi-1", "--renew", "--fleet", "arms"]) == 0
+    assert "moved from default to arms" in capsys.readouterr().out
+    assert run(["enroll", "pi-1", "--renew", "--fleet", "lab", "--format", "json"]) == 0
+    told = said(capsys)
+    assert (told["fleet_before"], told["fleet"]) == ("arms", "lab")
+
+
+def test_init_says_who_is_revoked_or_has_been_moved(home, capsys):
+    assert run(["revoke", "learner"]) == 0
+    shutil.move(home / "broker/clients/controller", home / "elsewhere")
+    capsys.readouterr()
+    assert run(["broker", "init"]) == 0
+    text = capsys.readouterr().out
+    assert "quarl-edge enroll learner --role learner" in text
+    assert "quarl-edge enroll controller --renew" in text
+    assert run(["broker", "init", "--format", "json"]) == 0
+    assert set(said(capsys)["missing"]) == {"learner", "controller"}
 
 
 def test_a_learners_key_given_by_hand(home, capsys):

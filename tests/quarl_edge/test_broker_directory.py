@@ -1,18 +1,23 @@
 """A broker's directory: made once, brought up to date, never half written, never open to others."""
 
 import os
+import shutil
+import signal
 import stat
 import threading
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 import pytest
+from cryptography import x509
 
-from quarl_device.errors import AuthorityError, UsageError
+from quarl_device.errors import AuthorityError, QuarlError, UsageError
 from quarl_device.link import BrokerURL
 from quarl_device.link.credentials import Credentials
 from quarl_device.wire.keys import LearnerKey, PublicKey
 from quarl_edge.broker import directory as module
-from quarl_edge.broker import disk
+from quarl_edge.broker import disk, foreground
 from quarl_edge.broker.address import Address
 from quarl_edge.broker.directory import BrokerDirectory
 from quarl_edge.broker.mosquitto import configuration, find_mosquitto
@@ -38,7 +43,7 @@ def test_a_further_host_renews_the_brokers_certificate_alone(made):
     before = snapshot(made.path)
     BrokerDirectory.init(made.path, hosts=["10.0.0.7"])
     after = snapshot(made.path)
-    assert {name for name in after if after[name] != before[name]} == {"server.crt", "server.key"}
+    assert {name for name in after if after[name] != before[name]} == {"server.pem"}
     assert made.hosts()[:2] == ("10.0.0.7", "hub.local")
 
 
@@ -47,7 +52,7 @@ def test_a_certificate_in_its_last_month_is_renewed(made, monkeypatch):
     soon = module.utc_now() + timedelta(days=module.DEFAULT_DAYS - 29)
     monkeypatch.setattr(module, "utc_now", lambda: soon)
     BrokerDirectory.init(made.path)
-    assert snapshot(made.path)["server.crt"] != before["server.crt"]
+    assert snapshot(made.path)["server.pem"] != before["server.pem"]
     assert snapshot(made.path)["ca.crt"] == before["ca.crt"]
 
 
@@ -56,7 +61,7 @@ def test_a_new_authority_is_made_when_asked_for_alone_and_learners_keep_their_si
     made.enroll("pi-1", role="device", fleet="lab")
     BrokerDirectory.init(made.path, replace_ca=True)
     after = snapshot(made.path)
-    changed = {"ca.crt", "ca.key", "server.crt", "clients/learner/client.key", "clients/controller/ca.crt", "crl.pem"}
+    changed = {"ca.crt", "ca.key", "server.pem", "clients/learner/client.key", "clients/controller/ca.crt", "crl.pem"}
     assert all(after[name] != before[name] for name in changed)
     assert after["clients/learner/signing.key"] == before["clients/learner/signing.key"]
     assert [entry.name for entry in made.register().current()] == ["learner", "controller"]
@@ -123,8 +128,6 @@ def test_bad_names_leave_nothing_behind(made, name, fleet):
 
 
 def test_revoking_removes_the_credentials_and_lists_the_serial(made):
-    from cryptography import x509
-
     done = made.enroll("pi-1", role="device", fleet="lab")
     made.revoke("pi-1")
     listed = x509.load_pem_x509_crl(made.revoked.read_bytes())
@@ -172,6 +175,52 @@ def test_an_enrolment_that_fails_leaves_whole_files_and_can_be_repeated(made, mo
     assert "user pi-1\n" in made.acl.read_text()
 
 
+def test_credentials_stay_where_new_ones_cannot_take_their_place(made, monkeypatch):
+    folder = made.enroll("pi-1", role="device", fleet="lab").folder
+    before, real = snapshot(folder), Path.rename
+
+    def rename(self, target):
+        if target == folder and not self.name.endswith(".old"):
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(AuthorityError, match="Input/output error"):
+        made.enroll("pi-1", role="device", fleet="lab", renew=True)
+    assert snapshot(folder) == before
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_rules_are_not_written_while_an_enrolment_is_under_way(made, monkeypatch):
+    monkeypatch.setattr(disk, "_LOCK_WAIT_S", 0.1)
+    with disk.locked(made.path), pytest.raises(AuthorityError, match="has been locked"):
+        made.write_rules()
+    made.write_rules()
+
+
+def test_a_reload_asked_for_while_mosquitto_starts_is_made_up_for(made, monkeypatch):
+    reloads = []
+
+    class Starting:
+        def __init__(self, *_):
+            os.kill(os.getpid(), signal.SIGHUP)
+
+        def reload(self):
+            reloads.append("reload")
+
+        def wait(self):
+            return 3
+
+        def stop(self):
+            pass
+
+    monkeypatch.setattr(foreground, "find_mosquitto", lambda: "mosquitto")
+    monkeypatch.setattr(foreground, "MosquittoServer", Starting)
+    with pytest.raises(QuarlError, match="status 3"):
+        foreground.run_broker(made, Address(host="127.0.0.1", port=1), engine="mosquitto", ready=lambda _: None)
+    assert reloads == ["reload"]
+
+
 def test_without_the_authoritys_key_nobody_is_enrolled_but_the_broker_still_starts(made, tmp_path):
     (made.path / "ca.key").rename(tmp_path / "kept")
     with pytest.raises(AuthorityError, match="not found"):
@@ -213,7 +262,7 @@ def test_root_hears_where_the_brokers_user_cannot_come(made, tmp_path):
     assert "elsewhere" in caught.value.hint
 
 
-@pytest.mark.parametrize("file", ["server.key", "acl", "crl.pem"])
+@pytest.mark.parametrize("file", ["server.pem", "acl", "crl.pem"])
 def test_a_file_that_the_broker_could_not_read_is_named_before_it_starts(made, file, monkeypatch):
     monkeypatch.setattr(module, "broker_user", lambda: None)
     made.hand_over()
@@ -296,3 +345,132 @@ def test_what_is_no_address_is_refused(text):
 def test_credentials_may_name_another_broker(made):
     done = made.enroll("pi-1", role="device", fleet="lab", broker=BrokerURL.parse("mqtts://far.example:9"))
     assert str(Credentials.load(done.folder).broker) == "mqtts://far.example:9"
+
+
+class Killed(BaseException):
+    """A kill: nothing of ours cleans up after it."""
+
+
+def killed_at(monkeypatch, number, work):
+    """Run `work` up to the `number`-th rename or fsync; returns whether it came that far."""
+    calls = 0
+
+    def counting(real):
+        def call(*arguments, **options):
+            nonlocal calls
+            calls += 1
+            if calls >= number:
+                raise Killed
+            return real(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for name in ("rename", "replace", "fsync", "unlink", "rmdir"):
+            patched.setattr(os, name, counting(getattr(os, name)))
+        try:
+            work()
+        except Killed:
+            return True
+        return False
+
+
+def whole(path):
+    """Check everything that a broker and its own clients need; returns the directory."""
+    directory = BrokerDirectory(path)
+    directory.check_served()
+    for name in ("learner", "controller"):
+        folder = directory.credentials_of(name)
+        Credentials.load(folder).tls()
+        authority = x509.load_pem_x509_certificate(directory.ca_certificate.read_bytes())
+        shown = x509.load_pem_x509_certificate((folder / "client.crt").read_bytes())
+        shown.verify_directly_issued_by(authority)
+        assert f"user {name}\n" in directory.acl.read_text()
+        assert f"{shown.serial_number:x}" in {entry.serial for entry in directory.register() if not entry.revoked}
+    assert not [one for one in (path / "clients").iterdir() if one.name.startswith(".")]
+    return directory
+
+
+def test_an_init_that_was_killed_anywhere_is_finished_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # for speed
+    for number in range(1, 200, 2):
+        path = tmp_path / str(number)
+        if not killed_at(monkeypatch, number, lambda path=path: BrokerDirectory.init(path)):
+            break
+        BrokerDirectory.init(path)
+        whole(path)
+    assert 20 < number < 199
+
+
+@pytest.mark.parametrize("replace_ca", [False, True])
+def test_an_update_that_was_killed_anywhere_leaves_what_works_or_says_what_to_do(
+    made, tmp_path, monkeypatch, replace_ca
+):
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # for speed
+    for number in range(1, 200, 2):
+        path = tmp_path / str(number)
+        shutil.copytree(made.path, path)
+        change = partial(BrokerDirectory.init, path, hosts=["new.local"], replace_ca=replace_ca)
+        if not killed_at(monkeypatch, number, change):
+            break
+        if not replace_ca:
+            whole(path)
+        elif (path / "replacing").exists():
+            with pytest.raises(AuthorityError, match="new authority") as caught:
+                BrokerDirectory(path)
+            assert "broker init" in caught.value.hint
+        BrokerDirectory.init(path)
+        whole(path)
+    assert 3 < number < 199
+
+
+def test_credentials_that_a_kill_left_moved_aside_come_back(made):
+    folder = made.enroll("pi-1", role="device", fleet="lab").folder
+    folder.rename(folder.with_name(".pi-1.abcdefgh.old"))
+    (folder.parent / ".pi-1.ijklmnop").mkdir()
+    BrokerDirectory.init(made.path)
+    Credentials.load(folder).tls()
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["controller", "learner", "pi-1"]
+
+
+def test_credentials_that_were_moved_are_not_made_again(made):
+    shutil.move(made.credentials_of("learner"), made.path / "elsewhere")
+    BrokerDirectory.init(made.path)
+    assert not made.credentials_of("learner").exists()
+    assert [entry.name for entry in made.register()] == ["learner", "controller"]
+
+
+def test_a_revoked_learner_stays_out(made):
+    made.revoke("learner")
+    BrokerDirectory.init(made.path)
+    assert made.register().find("learner") is None
+    assert not made.credentials_of("learner").exists()
+    assert "user learner\n" not in made.acl.read_text()
+
+
+@pytest.mark.parametrize("file", ["ca.crt", "server.pem", "crl.pem"])
+def test_files_of_another_authority_are_told_before_a_broker_starts(made, tmp_path, file):
+    other = BrokerDirectory.init(tmp_path / "other")
+    shutil.copy(other.path / file, made.path / file)
+    with pytest.raises(AuthorityError, match="not of the authority") as caught:
+        made.check_served()
+    assert f"broker init {made.path}" in caught.value.hint
+    if file != "ca.crt":
+        BrokerDirectory.init(made.path)
+        made.check_served()
+
+
+def test_a_key_and_a_certificate_that_do_not_fit_are_told(made, tmp_path):
+    other = BrokerDirectory.init(tmp_path / "other").server.read_bytes()
+    key, mark, _ = other.partition(b"-----BEGIN CERTIFICATE-----")
+    made.server.write_bytes(key + mark + made.server.read_bytes().partition(mark)[2])
+    with pytest.raises(AuthorityError, match="do not belong together"):
+        made.check_served()
+
+
+def test_a_renewal_keeps_the_role(made):
+    made.enroll("pi-1", role="device", fleet="lab")
+    before = snapshot(made.path)
+    with pytest.raises(UsageError, match="enrolled as a device"):
+        made.enroll("pi-1", role="controller", fleet="", renew=True)
+    assert snapshot(made.path) == before

@@ -11,6 +11,8 @@ from quarl_device.errors import ModelFileError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import app, main
+from quarl_edge.cli.export import _told
+from quarl_export.checks.report import CheckResult
 
 ZIP = Path(__file__).parents[1] / "data" / "sb3" / "dqn_cartpole.zip"
 
@@ -118,7 +120,9 @@ def test_wrong_usage_is_one_line(tmp_path, capsys, words, code, says):
     found, told, err = run(capsys, tmp_path / "m.tflite", "--from", ZIP, *words)
     assert found == code
     assert says in told["error"]["message"]
-    assert err.count("\n") == 1
+    *stages, last = err.splitlines()
+    assert last.startswith("quarl-edge: error: ")
+    assert all(line.startswith(("reading ", "playing ", "converting ")) for line in stages)
     assert not list(tmp_path.iterdir())
 
 
@@ -326,3 +330,29 @@ def test_options_that_nothing_would_use_are_refused_with_what_would(tmp_path, ca
     assert says in told["error"]["message"]
     assert mends in told["error"]["hint"]
     assert not (tmp_path / "m.tflite").exists()
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (CheckResult(code="Q01", passed=True, message="m"), "passed: m"),
+        (CheckResult(code="Q03", passed=True, message="m", advisory=True, limit=0.05), "advisory: m"),
+        (CheckResult(code="Q10", passed=True, message="m", advisory=True, limit=0.75), "advisory: m (at least 75%)"),
+        (CheckResult(code="Q11", passed=False, message="m", limit=0.05), "FAILED: m (at most 5%)"),
+        (CheckResult(code="Q13", passed=True, message="not judged: m"), "not judged: m"),
+        (
+            CheckResult(code="Q13", passed=True, message="undecided: m", detail={"verdict": "undecided"}),
+            "undecided: m",
+        ),
+    ],
+)
+def test_a_row_says_how_its_check_came_out(result, says):
+    assert _told(result) == says
+
+
+def test_stages_are_told_where_nobody_sits_at_a_terminal(tmp_path, capsys, recorded):
+    code, _, err = run(capsys, tmp_path / "m.tflite", "--from", ZIP, "--calibrate", recorded, "--scheme", "float32")
+    assert code == 0
+    assert err.splitlines()[:3] == [
+        f"reading {ZIP}", f"reading {recorded}", "converting to float32 and checking the file",
+    ]  # fmt: skip

@@ -185,3 +185,46 @@ def test_narrow_terminals_are_no_error(scene, width):
     scene.state()
     scene.telemetry()
     assert scene.text(width)
+
+
+HOSTILE = ("[/]", "[red]no credit[/red]", "\x1b]0;owned\x1b\\", "a\nfake row", "\u202eevil", "x" * 256)
+
+
+@pytest.mark.parametrize("said", HOSTILE)
+def test_what_a_device_says_is_shown_as_text_and_reaches_no_terminal(scene, said):
+    """Also past the wire's own checks: `render` trusts nobody."""
+    scene.listen()
+    scene.state()
+    snapshot = scene.view.snapshot()
+    snapshot["actors"][0].update(blocked=said, steps_per_s=1e300)
+    console = Console(width=400, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(render(snapshot))
+    shown = console.file.getvalue()
+    assert all(char.isprintable() or char == "\n" for char in shown)
+    assert ("[/]" in shown) == (said == "[/]") or "[/red]" in shown
+    assert max(map(len, shown.splitlines())) < 200
+
+
+@pytest.mark.parametrize("said", [text for text in HOSTILE if not text.isprintable()])
+def test_w4_a_reason_that_no_terminal_shows_is_refused(scene, said):
+    scene.listen()
+    scene.state(device="good", blocked="no credit")
+    fields = json.loads(DeviceState(status="online", device="pi", boot_id=BOOT).encode())
+    scene.broker.publish(TOPICS.state("pi"), json.dumps({**fields, "blocked": said}).encode(), retain=True)
+    for unix_s in (-1.0, 1e300):
+        payload = json.dumps({**fields, "blocked": "x", "blocked_since_unix_s": unix_s}).encode()
+        scene.broker.publish(TOPICS.state("pi"), payload, retain=True)
+    assert (set(scene.actors), scene.view.refused) == ({"good"}, 3)
+
+
+def test_a_reason_of_several_lines_is_made_one_by_its_sender():
+    sent = DeviceState(status="gone", device="pi", boot_id=BOOT, blocked="failed: a\n\tb" + "x" * 300).encode()
+    assert DeviceState.decode(sent).blocked.startswith("failed: a  bx")
+    told = LearnerTelemetry(epoch=1, blocked="disk\x1b[2J").encode()
+    assert LearnerTelemetry.decode(told).blocked == "disk [2J"
+
+
+def test_a_stop_of_unknown_beginning_has_no_length(scene):
+    scene.listen()
+    scene.state(blocked="failed: out of memory", status="gone")
+    assert scene.actors["pi"]["blocked_s"] == 0.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import threading
 from pathlib import Path
@@ -38,8 +39,15 @@ CONFIG = TrainConfig(
 )
 
 
-def open_ingest(directory: Path, **changes: object) -> Ingest:
+def open_bounded(directory: Path, **changes: object) -> Ingest:
     return Ingest.open(CONFIG.replace(**changes), SPEC, directory, epoch=7)
+
+
+def open_ingest(directory: Path, **changes: object) -> Ingest:
+    """With room for everything: nobody learns in these tests, and they are about the stream."""
+    ingest = open_bounded(directory, **changes)
+    ingest.limiter = SampleToInsertRatio(1.0, 10**9, 1_000.0, insert_unit=8, sample_unit=8)
+    return ingest
 
 
 @pytest.fixture
@@ -240,6 +248,73 @@ def test_w2_what_the_journal_refuses_is_neither_stored_nor_acknowledged(ingest, 
     assert [(ack.inserted, ack.durable) for _, ack in ingest.acks()] == [(2, 2)]
 
 
+def test_w1_a_failed_fsync_does_not_have_a_block_stored_twice(tmp_path, monkeypatch):
+    ingest = open_ingest(tmp_path, journal_fsync_interval_s=1e-6)
+    world = World(1, seed=3)
+    blocks = [payload(world.block(8, sequence)) for sequence in range(3)]
+
+    def broken(_file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert ingest.offer("pi", blocks[0]) is ACCEPT
+    with monkeypatch.context() as patch:
+        patch.setattr("quarl_edge.replay.journal.os.fdatasync", broken)
+        assert ingest.offer("pi", blocks[1]) is ACCEPT, "it survives kill -9, which is what durable says"
+        with pytest.raises(JournalError, match="Input/output error"):
+            ingest.sync()
+    assert ingest.offer("pi", blocks[1]) is Verdict.DUPLICATE
+    assert ingest.offer("pi", blocks[2]) is ACCEPT
+    steps, transitions = ingest.env_steps, ingest.replay.inserted
+    ingest.close()
+    again = open_ingest(tmp_path)
+    assert again.rebuild().blocks == 3
+    assert (again.env_steps, again.replay.inserted) == (steps, transitions)
+    again.close()
+
+
+def test_w1_a_journal_that_holds_a_block_twice_fills_replay_once(tmp_path, caplog):
+    """However it came about: an older version wrote one again after a failed fsync."""
+    world = World(1, seed=3)
+    blocks = [payload(world.block(8, sequence)) for sequence in (0, 1)]
+    journal = Journal(tmp_path)
+    for data in (blocks[0], blocks[0], blocks[1], blocks[0]):
+        journal.append("pi", data)
+    journal.close()
+    again = open_ingest(tmp_path)
+    again.rebuild()
+    assert (again.env_steps, again.counters["blocks"], again.counters["duplicates"]) == (16, 2, 2)
+    assert again.sessions.account("pi").stored_steps == 16
+    assert again.replay.inserted <= 16
+    assert "twice" in caplog.text
+    again.close()
+
+
+def test_blocks_come_in_while_the_disk_takes_its_time(tmp_path, monkeypatch):
+    ingest = open_ingest(tmp_path, journal_fsync_interval_s=1e-6)
+    world = offer_all(ingest, "pi", 1)
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(_file: int) -> None:
+        began.set()
+        assert may_end.wait(30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quarl_edge.replay.journal.os.fdatasync", slow)
+        thread = threading.Thread(target=ingest.sync, daemon=True)
+        thread.start()
+        assert began.wait(30)
+        offering = threading.Thread(target=offer_all, args=(ingest, "pi", 1), kwargs={"start": 1, "world": world})
+        offering.start()
+        offering.join(10)
+        held_up = offering.is_alive()
+        may_end.set()
+        thread.join(30)
+        offering.join(30)
+    assert not held_up
+    assert ingest.env_steps == 16
+    ingest.close()
+
+
 # -- credit ------------------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +322,8 @@ def credits_of(ingest: Ingest) -> dict[str, int]:
     return {device: ack.credit for device, ack in ingest.acks()}
 
 
-def test_credit_shares_the_room_and_stops_at_the_window(ingest):
+def test_credit_shares_the_room_and_stops_at_the_window(tmp_path):
+    ingest = open_bounded(tmp_path)
     for device in ("a", "b"):
         ingest.opened(device, BOOT)
     room = ingest.limiter.insert_room()
@@ -269,9 +345,89 @@ def test_credit_shares_the_room_and_stops_at_the_window(ingest):
     while ingest.limiter.can_sample(8):
         ingest.limiter.sample(8)
     assert all(credit > sent[device] for device, credit in credits_of(ingest).items())
+    ingest.close()
 
 
-def test_a_dead_device_gives_its_share_back_and_gets_no_acks(ingest):
+def test_a_device_far_past_its_credit_starves_nobody(tmp_path):
+    """Three actors heed their credit; a fourth sends whatever it can, all the time."""
+    ingest = open_bounded(tmp_path, actors=4)
+    worlds = {name: World(1, seed=i) for i, name in enumerate(("a", "b", "c"))}
+    sent, credit = dict.fromkeys(worlds, 0), dict.fromkeys(worlds, 0)
+    hostile, flood = World(1, seed=9), 0
+    next_of_flood = payload(hostile.block(8, flood, boot=boot_id(5)))
+    for name in worlds:
+        ingest.opened(name, BOOT)
+    widest = ingest.limiter.insert_room()
+    rounds = 60
+    for _ in range(rounds):
+        for _ in range(30):
+            if ingest.offer("flood", next_of_flood) is ACCEPT:
+                flood += 1
+                next_of_flood = payload(hostile.block(8, flood, boot=boot_id(5)))
+        credit |= {name: bound for name, bound in credits_of(ingest).items() if name in worlds}
+        for name, world in worlds.items():
+            if sent[name] < credit[name]:
+                offer_all(ingest, name, 1, start=sent[name], world=world)
+                sent[name] += 1
+        while ingest.limiter.can_sample(8):
+            ingest.limiter.sample(8)
+        widest = max(widest, ingest.limiter.insert_room())
+    assert min(sent.values()) >= rounds - 2, "honest devices go on in every round"
+    # It had all the room that the others left, and not a block more.
+    limiter = ingest.limiter
+    assert flood < 30 * rounds
+    assert limiter.inserts - limiter.samples - limiter.min_size <= widest + 8 * (len(worlds) + 1)
+    assert ingest.counters["gaps"] > rounds, "and what was too much comes again later"
+    ingest.close()
+
+
+def test_after_a_resume_what_was_under_way_under_the_old_credit_waits_for_room_and_no_longer(tmp_path):
+    ingest = open_bounded(tmp_path)
+    ingest.opened("pi", BOOT)
+    credit = credits_of(ingest)["pi"]
+    world = World(1, seed=3)
+    blocks = [payload(world.block(8, sequence)) for sequence in range(credit)]
+    for data in blocks[:-1]:
+        assert ingest.offer("pi", data) is ACCEPT
+    ingest.close()
+    again = open_bounded(tmp_path)
+    again.rebuild()
+    again.limiter.insert(again.limiter.insert_room())
+    assert again.offer("pi", blocks[-1]) is Verdict.GAP
+    ((_, ack),) = again.acks()
+    assert (ack.inserted, ack.credit) == (credit - 2, credit - 1), "none beyond what is stored"
+    while again.limiter.can_sample(8):
+        again.limiter.sample(8)
+    assert again.offer("pi", blocks[-1]) is ACCEPT, "where the learner has to wait there is room"
+    again.close()
+
+
+def test_credit_counts_from_the_block_that_can_still_come():
+    """A life that this learner meets late, and one whose actor gave blocks up: neither uses credit for these."""
+    table = SessionTable(1)
+    table.open("pi", BOOT)
+    table.grant("pi", 3)
+    assert [table.admit("pi", BOOT, sequence, 40) for sequence in (40, 41)] == [ACCEPT] * 2
+    assert table.has_credit("pi", BOOT)
+    assert table.examine("pi", BOOT, 50, 50) is ACCEPT
+    assert table.has_credit("pi", BOOT), "the third of three, though eight were given up"
+    table.accept("pi", BOOT)
+    assert not table.has_credit("pi", BOOT)
+    assert table.ack("pi").credit == 51
+    assert not table.has_credit("nobody", BOOT)
+
+
+def test_a_new_life_is_no_new_credit(tmp_path):
+    ingest = open_bounded(tmp_path)
+    ingest.limiter.insert(ingest.limiter.insert_room())
+    for life in range(40):
+        assert ingest.offer("pi", payload(World(1).block(8, 0, boot=boot_id(life)))) is Verdict.GAP
+    assert ingest.env_steps == 0
+    ingest.close()
+
+
+def test_a_dead_device_gives_its_share_back_and_gets_no_acks(tmp_path):
+    ingest = open_bounded(tmp_path)
     for device in ("a", "b"):
         ingest.opened(device, BOOT)
     before = credits_of(ingest)
@@ -283,6 +439,7 @@ def test_a_dead_device_gives_its_share_back_and_gets_no_acks(ingest):
     # A block that was under way brings it back.
     offer_all(ingest, "b", 1)
     assert "b" in credits_of(ingest)
+    ingest.close()
 
 
 def test_a_renewed_birth_is_answered(ingest):
@@ -619,4 +776,21 @@ def test_a_resume_does_not_judge_lag_again(tmp_path):
 
 
 def versions(block, version):
-    return dataclasses.replace(block, policy_version=np.full(block.num_steps, version, np.uint32))
+    """Made with one version of the learner of these tests."""
+    shape = block.num_steps
+    return dataclasses.replace(
+        block, policy_epoch=np.full(shape, 7, np.uint32), policy_version=np.full(shape, version, np.uint32)
+    )
+
+
+def test_a_bound_holds_after_a_resume(tmp_path):
+    ingest = open_ingest(tmp_path, max_lag_s=30.0)
+    ingest.lag.published(500, 90_000)
+    old = versions(World(1).block(4, 0), 499)
+    assert ingest.offer("pi", payload(old)) is None
+    assert ingest.refused == {39: 1}
+    assert ingest.counters["lost_steps"] == 4, "what was read and refused is on the account"
+    fresh = World(1).block(4, 1, first_step=4)
+    elsewhere = dataclasses.replace(versions(fresh, 500), policy_epoch=np.full(4, 3, np.uint32))
+    assert ingest.offer("pi", payload(elsewhere)) is None
+    ingest.close()

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -312,16 +313,140 @@ def test_fsync_is_rare_and_due_in_time(tmp_path, monkeypatch):
     for tick in range(100):
         now[0] = tick / 10
         fill(journal, 1)
-    assert synced == [5.0]
+        sync_if_due(journal)
+    assert synced == [0.0, 5.0], "the first segment's header, and once"
     now[0] = 20.0
-    journal.sync_if_due()
-    assert synced == [5.0, 20.0]
+    sync_if_due(journal)
+    assert synced == [0.0, 5.0, 20.0]
     now[0] = 60.0
-    journal.sync_if_due()
-    assert synced == [5.0, 20.0], "nothing new to sync"
+    sync_if_due(journal)
+    assert synced == [0.0, 5.0, 20.0], "nothing new to sync"
     fill(journal, 1)
     journal.sync()
-    assert synced == [5.0, 20.0, 60.0]
+    assert synced == [0.0, 5.0, 20.0, 60.0]
+    journal.close()
+
+
+def sync_if_due(journal: Journal) -> None:
+    if journal.sync_is_due():
+        journal.sync()
+
+
+def test_half_a_segment_is_due_at_once_so_that_its_end_is_short(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL, fsync_interval_s=1e9)
+    fill(journal, 1)
+    assert not journal.sync_is_due()
+    fill(journal, 4)
+    assert journal.sync_is_due()
+    journal.sync()
+    assert not journal.sync_is_due()
+    journal.close()
+
+
+def test_records_come_in_while_an_fsync_takes_its_time(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, fsync_interval_s=0.0)
+    fill(journal, 1)
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(_file: int) -> None:
+        began.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(module.os, "fdatasync", slow)
+    thread = threading.Thread(target=journal.sync_job(), daemon=True)
+    thread.start()
+    assert began.wait(30)
+    fill(journal, 3)
+    may_end.set()
+    thread.join(30)
+    assert journal.sync_is_due(), "what came meanwhile is not on the disk"
+    journal.sync()
+    assert not journal.sync_is_due()
+    assert len(content(journal)) == 4
+    journal.close()
+
+
+def broken_disk(*_args: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_failed_fsync_is_no_failed_append_and_is_tried_again(tmp_path, monkeypatch):
+    """The record is there: refused, it would come again and be in the journal twice."""
+    journal = Journal(tmp_path, fsync_interval_s=0.0)
+    fill(journal, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fdatasync", broken_disk)
+        fill(journal, 1)
+        with pytest.raises(JournalError, match="Input/output error"):
+            journal.sync()
+        assert journal.sync_is_due()
+    journal.sync()
+    assert not journal.sync_is_due()
+    assert len(content(journal)) == 2
+    journal.close()
+
+
+def test_no_segment_begins_before_the_one_before_is_on_the_disk(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, segment_bytes=SMALL, fsync_interval_s=1e9)
+    fill(journal, 8)
+    assert len(journal.segments) == 1
+    position = journal.position
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fdatasync", broken_disk)
+        for _ in range(2):
+            with pytest.raises(JournalError, match="Input/output error"):
+                fill(journal, 1)
+        assert (journal.position, len(files(tmp_path))) == (position, 1)
+    synced: list[tuple[str, int]] = []
+
+    def note(file: int) -> None:
+        status = os.fstat(file)
+        (path,) = (path for path in files(tmp_path) if path.stat().st_ino == status.st_ino)
+        synced.append((path.name, status.st_size))
+
+    monkeypatch.setattr(module.os, "fdatasync", note)
+    fill(journal, 1)
+    old, new = journal.segments
+    assert synced == [(old.path.name, old.size_bytes), (new.path.name, new.header_bytes)]
+    assert len(content(journal)) == 9
+    journal.close()
+
+
+def test_what_half_a_write_left_is_cut_off_before_anything_is_written_behind_it(tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+    fill(journal, 3)
+    disk = Disk(100)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "writev", disk.writev)
+        patch.setattr(module.os, "write", disk.write)
+        patch.setattr(module.os, "ftruncate", broken_disk)
+        with pytest.raises(JournalError, match="No space left"):
+            fill(journal, 1)
+        disk.room = 10_000
+        with pytest.raises(JournalError, match="Input/output error"):
+            fill(journal, 1)
+    fill(journal, 2)
+    assert len(content(journal)) == 5
+    journal.close()
+    assert len(list(iterate(tmp_path))) == 5
+
+
+def test_a_header_that_does_not_hold_is_torn_only_where_nothing_follows_it(tmp_path):
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    fill(journal, 8)
+    count = len(content(journal))
+    fill(journal, 1)
+    journal.close()
+    last = files(tmp_path)[-1]
+    whole = last.read_bytes()
+    end = read_segments(tmp_path)[-1].header_bytes
+    torn = whole[: end - 4] + bytes(4)
+    last.write_bytes(torn + whole[end:])
+    with pytest.raises(JournalError, match="header"):
+        Journal(tmp_path, segment_bytes=SMALL)
+    last.write_bytes(torn)
+    journal = Journal(tmp_path, segment_bytes=SMALL)
+    assert (len(content(journal)), journal.torn_bytes) == (count, end)
     journal.close()
 
 
@@ -330,7 +455,7 @@ def test_fsync_runs_when_a_segment_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(module.os, "fdatasync", synced.append)
     journal = Journal(tmp_path, segment_bytes=SMALL, fsync_interval_s=1e9)
     fill(journal, 40)
-    assert len(synced) == len(journal.segments) - 1
+    assert len(synced) == 2 * len(journal.segments) - 1, "each one's end, and the next one's header"
     journal.close()
 
 

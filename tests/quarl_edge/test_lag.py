@@ -20,8 +20,9 @@ class Clock:
 
 
 class FakeBlock:
-    def __init__(self, *versions):
+    def __init__(self, *versions, epoch=0):
         self.policy_version = list(versions)
+        self.policy_epoch = [epoch] * len(versions)
 
 
 @pytest.fixture
@@ -96,8 +97,35 @@ def test_a_block_is_as_old_as_its_oldest_row(clock, bound, match):
         lag.check(FakeBlock(1, 3))
 
 
+BOUNDS = [LagBound(versions=1_000), LagBound(steps=10**9), LagBound(age_s=1e9)]
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_version_of_another_epoch_is_over_every_bound(clock, bound):
+    """Version 2 of a learner of long ago is not this one's version 2, however new that is."""
+    lag = published(clock, versions=2, bound=bound)
+    lag.check(FakeBlock(2))
+    with pytest.raises(StaleExperience, match="another session"):
+        lag.check(FakeBlock(2, epoch=3))
+    assert lag.of(2) == Lag()
+    assert lag.of(2, epoch=3) == Lag(versions=2, steps=100, age_s=1.0)
+    lag.acted("pi", 2, 3)
+    assert lag.by_device()["pi"].versions == 2
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("version", [0, 1, 900])
+def test_a_version_that_is_not_remembered_is_over_every_bound(clock, monkeypatch, bound, version):
+    monkeypatch.setattr(module, "MAX_VERSIONS", 2)
+    lag = published(clock, versions=10, bound=bound)
+    lag.check(FakeBlock(8))
+    with pytest.raises(StaleExperience, match="not among the 3 that are remembered"):
+        lag.check(FakeBlock(version))
+
+
 def test_without_a_bound_everything_is_taken(clock):
-    published(clock, versions=3_000).check(FakeBlock(1))
+    published(clock, versions=3_000).check(FakeBlock(1, 9_000))
+    published(clock).check(FakeBlock(1, epoch=3))
 
 
 @pytest.mark.parametrize(

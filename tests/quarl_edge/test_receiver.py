@@ -186,6 +186,31 @@ def test_w4_a_topic_of_a_name_that_no_device_has_is_one_counted_line(setting, ca
     assert [record.exc_info for record in caplog.records] == [None]
 
 
+def test_a_device_that_fell_silent_gives_its_share_back_and_may_come_again(setting, caplog):
+    """Its will was lost: nobody says that it is gone."""
+    broker, device, ingest, _ = setting
+    now = [100.0]
+    link = broker.link("second")
+    link.connect(timeout_s=1)
+    receiver = Receiver(link, TOPICS, ingest, clock=lambda: now[0])
+    receiver.listen()
+    for name in ("pi", "busy", "shy"):
+        device.publish(TOPICS.state(name), state(device=name).encode())
+    now[0] += 0.9 * module.SILENT_S
+    device.publish(TOPICS.telemetry("shy"), Telemetry(boot_id=BOOT, steps=7).encode(), qos=0)
+    device.publish(TOPICS.xp("busy"), payload(World(1).block(4)))
+    receiver.send_acks()
+    assert set(receiver.actors) == {"pi", "busy", "shy"}
+    now[0] += 0.2 * module.SILENT_S
+    receiver.send_acks()
+    assert set(receiver.actors) == {"busy", "shy"}
+    assert set(ingest._live) == {"busy", "shy"}
+    assert caplog.text.count("device pi was not heard of") == 1
+    device.publish(TOPICS.state("pi"), state().encode())
+    receiver.send_acks()
+    assert set(receiver.actors) == set(ingest._live) == {"pi", "busy", "shy"}
+
+
 def test_one_ack_answers_all_blocks_that_came_together(tmp_path):
     """A link under load handles many messages before it is idle."""
     said, idle, handlers = [], [], {}

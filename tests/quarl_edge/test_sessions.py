@@ -159,7 +159,7 @@ def test_credit_goes_to_the_life_that_is_delivered():
     table.open("d", B)
     assert (table.ack("d").boot_id, table.ack("d").credit) == (B, 0)
     assert table.grant("d", 2)
-    assert table.ack("d", A).credit == 5, "what was granted to the earlier life stays with it"
+    assert table.ack("d", A).credit == 3 + 5, "what was granted to the earlier life stays with it, from its base on"
 
 
 def test_lives_are_remembered_within_bounds_and_the_quietest_is_forgotten():
@@ -188,6 +188,24 @@ def test_the_account_knows_every_step_between_two_blocks():
     table.admit("d", B, 9, 9, first_step=900, steps=10)
     assert (table.account("d").stored_steps, table.lost_steps) == (40, 20)
     assert table.account("nobody").stored_steps == 0
+
+
+def test_the_account_of_a_life_of_which_nothing_was_stored():
+    """Every block was too stale: each could be read, so its steps are lost and counted."""
+    table = SessionTable()
+    for sequence in range(3):
+        table.refuse("d", A, sequence, 0, code=39, first_step=10 * sequence, steps=10)
+    assert (table.account("d").stored_steps, table.account("d").lost_steps) == (0, 30)
+    assert table.admit("d", A, 3, 0, first_step=30, steps=10) is ACCEPT
+    assert (table.account("d").stored_steps, table.account("d").lost_steps) == (10, 30)
+
+
+def test_the_account_of_a_life_whose_first_block_could_not_be_read():
+    table = SessionTable()
+    table.refuse("d", A, 0, 0, code=34)
+    assert table.account("d").lost_steps == 0, "nobody knows yet how many"
+    table.admit("d", A, 1, 0, first_step=10, steps=10)
+    assert (table.account("d").stored_steps, table.account("d").lost_steps) == (10, 10)
 
 
 def test_refused_blocks_are_done_with_and_named():

@@ -1,14 +1,20 @@
 """`quarl-edge bench stream`: its senders send what they say, its witness sees what is wrong, its figures add up."""
 
+import contextlib
 import json
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quarl_device.errors import ActorFailed, UnsupportedSpace, UsageError
+from quarl_device.errors import ActorFailed, LinkLost, UnsupportedSpace, UsageError
 from quarl_device.wire.block import BlockCodec
 from quarl_edge.cli import main
 from quarl_edge.machine import resident_bytes
@@ -172,6 +178,56 @@ def test_a_sender_that_dies_ends_it(monkeypatch):
     monkeypatch.setattr(measure, "_learn", learn)
     with pytest.raises(ActorFailed, match="sender 0 ended"):
         measure.stream_speed(SMALL, seconds=30)
+
+
+@pytest.mark.e2e
+def test_its_own_broker_that_dies_ends_it_at_once(monkeypatch):
+    real, killed_s = measure._learn, []
+
+    class Mosquitto(measure.Mosquitto):
+        def __init__(self, **options):
+            super().__init__(**options)
+            started.append(self)
+
+    def learn(ingest, senders, seconds, progress):
+        started[0]._process.kill()
+        killed_s.append(time.monotonic())
+        real(ingest, senders, seconds, progress)
+
+    started = []
+    monkeypatch.setattr(measure, "Mosquitto", Mosquitto)
+    monkeypatch.setattr(measure, "_learn", learn)
+    with pytest.raises(LinkLost, match="Mosquitto, process"):
+        measure.stream_speed(SMALL, seconds=300)
+    assert time.monotonic() - killed_s[0] < 20
+
+
+def children(parent):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent_of = path.read_text().rpartition(")")[2].split()[:2]
+            if int(parent_of) == parent and state != "Z":
+                found.append(path.parent)
+    return found
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_measurement(number):
+    words = [sys.executable, "-m", "quarl_edge", "bench", "stream", "--seconds", "300", "--actors", "2"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline_s = time.monotonic() + 60
+        while len(began := children(process.pid)) < 3 and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        time.sleep(4.0)  # into the measurement, where the senders stream
+        process.send_signal(number)
+        process.wait(30)
+    deadline_s = time.monotonic() + 15
+    while any(path.exists() for path in began) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert len(began) == 3
+    assert not [path for path in began if path.exists()]
 
 
 def test_the_command_says_at_once_what_cannot_be(capsys, tmp_path):

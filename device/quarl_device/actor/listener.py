@@ -154,9 +154,9 @@ class Listener:
         known = shared.birth
         if known is not None and birth.epoch == known.epoch and not same_task(birth, known):
             raise PayloadRefused(f"learner epoch {birth.epoch} changed its task; only a new epoch may")
-        dropped = shared.session.begin_task(task_name(birth), time.monotonic())
-        if dropped:
-            _LOG.warning("%d blocks were made for another task and are dropped", dropped)
+        if shared.session.meet_task(task_name(birth), time.monotonic()):
+            _LOG.warning("a learner with another task: blocks made before wait, and are dropped at its first policy")
+        self._give_up_other_task(birth)
         new_epoch = shared.session.learner_online(
             epoch=birth.epoch, beat=birth.beat, lockstep=birth.mode == "lockstep", now_s=time.monotonic()
         )
@@ -167,6 +167,13 @@ class Listener:
         if new_epoch:
             self._speaker.announce()
         self._speaker.send_blocks()
+
+    def _give_up_other_task(self, birth: LearnerBirth) -> None:
+        """Drop what is set aside once the learner of this birth's epoch has signed a policy, which nobody else can."""
+        session = self._shared.session
+        if session.sets_aside and self.inbox.latest[0] >= birth.epoch:
+            dropped = session.begin_task(task_name(birth), time.monotonic())
+            _LOG.warning("%d blocks were made for another task and are dropped", dropped)
 
     def _begin_again(self) -> None:
         """Drop loop and policies: of another task, or of a lockstep that is made again, they are of no use."""
@@ -188,6 +195,8 @@ class Listener:
             # It may have been on its way while a new learner with another task came.
             if shared.birth is not None and not fits_spaces(acting, shared.birth):
                 return
+            if shared.birth is not None:
+                self._give_up_other_task(shared.birth)
             shared.session.policy_accepted(acting.epoch, acting.version)
             shared.mailbox.post_policy(acting)
             shared.changed.notify_all()

@@ -4,8 +4,8 @@ A device reads its own state topic, where it hears itself (its boot id) and, if 
 life left behind, its retained birth or its late will, is heard once and never after this life's own birth again.
 So only what comes *in turn* with this life's own births counts: own, other, own, other, own, other.
 
-A learner takes the newest life for the device and the one before for over, so the older of the two ends first: the one
-that heard itself before it heard the other. The newcomer says so once, and ends only when the older one does not.
+The older of the two ends first, the one that heard itself before it heard the other: somebody has just started the
+newcomer. The newcomer says so once, and ends only when the older one does not.
 """
 
 from __future__ import annotations

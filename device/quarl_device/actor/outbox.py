@@ -88,6 +88,10 @@ class Outbox(Protocol):
         """Forget every block of the delivered life up to and including `durable`; return how many."""
         ...
 
+    def holds_other_task(self, task: str) -> bool:
+        """Return whether a block is held that was put for another task than `task`."""
+        ...
+
     def begin_task(self, task: str) -> int:
         """Drop what was put for another task than `task`, of which the next blocks are; return how many blocks."""
         ...
@@ -191,6 +195,10 @@ class MemoryOutbox:
             self._take_oldest()
             freed += 1
         return freed
+
+    def holds_other_task(self, task: str) -> bool:
+        """Return whether a block of another task is held. See `Outbox`."""
+        return bool(self._blocks) and task != self._task
 
     def begin_task(self, task: str) -> int:
         """Drop what was put for another task. See `Outbox`."""

@@ -94,6 +94,7 @@ class ActorSession:
         durable: the same, surviving a crash of the learner.
         credit: exclusive upper bound of the sequences that may be sent.
         resends: blocks sent again so far.
+        sets_aside: blocks of another task than the learner's are held, and nothing is sent.
     """
 
     def __init__(self, outbox: Outbox, config: SessionConfig | None = None) -> None:
@@ -105,6 +106,7 @@ class ActorSession:
         self.inserted = self.durable = outbox.base - 1
         self.credit = 0
         self.resends = 0
+        self.sets_aside = False
         self._known_inserted = -1  # as this epoch's learner said it, which may be less than what is durable
         self._pace = Pace(self._config.max_upload_bytes_per_s)
         self._in_flight: deque[tuple[int, int]] = deque()  # (sequence, bytes) of what is sent and not inserted
@@ -241,12 +243,23 @@ class ActorSession:
             self._send_again()
             self._announce = self._announce or lacks_credit
 
+    def meet_task(self, task: str, now_s: float) -> bool:
+        """A birth names its learner's task, and is not signed: blocks of another one are set aside, not given up.
+
+        Returns:
+            Whether they are since now. `begin_task` gives them up; a birth with their own task has them sent again.
+        """
+        before, self.sets_aside = self.sets_aside, self._outbox.holds_other_task(task)
+        if not self.sets_aside:
+            self.begin_task(task, now_s)
+        return self.sets_aside and not before
+
     def begin_task(self, task: str, now_s: float) -> int:
         """The learner's task: blocks of another one are given up; returns how many.
 
         `base` of what is sent from now on says so to the learner. A lockstep that is made again is another task.
         """
-        dropped = self._outbox.begin_task(task)
+        dropped, self.sets_aside = self._outbox.begin_task(task), False
         self._follow(now_s)
         return dropped
 
@@ -266,7 +279,7 @@ class ActorSession:
     def awaits_insertion(self) -> bool:
         """Whether blocks wait for a learner that is there and can be reached."""
         first = self._outbox.next_held(self.inserted + 1)
-        return not self._absent() and (first is not None or not self._delivers_own)
+        return not self._absent() and not self.sets_aside and (first is not None or not self._delivers_own)
 
     @property
     def base(self) -> int:
@@ -293,7 +306,7 @@ class ActorSession:
 
     def next_to_send(self, now_s: float) -> int | None:
         """Return the sequence to send now, or None; call `sent` before asking again."""
-        if self._absent() or not self._pace.allows(now_s):
+        if self._absent() or self.sets_aside or not self._pace.allows(now_s):
             return None
         sequence = self._outbox.next_held(max(self._unsent, self._outbox.base))
         if sequence is None or sequence >= self.credit or not self._fits_in_flight():

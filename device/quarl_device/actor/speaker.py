@@ -43,11 +43,12 @@ class Speaker:
         """Publish the device's birth, or renew it."""
         self._beat += 1
         shared = self._shared
-        if self._link.publish(self._topics.state(self._config.name), self._state().encode(), retain=True):
-            shared.standstill.announced()
-            shared.session.announced(time.monotonic())
+        now_s = time.monotonic()
+        if self._link.publish(self._topics.state(self._config.name), self._state(now_s).encode(), retain=True):
+            shared.standstill.announced(now_s)
+            shared.session.announced(now_s)
 
-    def _state(self) -> DeviceState:
+    def _state(self, now_s: float) -> DeviceState:
         acting, standstill = self._shared.acting, self._shared.standstill
         return DeviceState(
             status="online",
@@ -62,8 +63,8 @@ class Speaker:
             actor_index=self._config.actor_index,
             runtime=self._runtime,
             package=__version__,
-            blocked=standstill.reason,
-            blocked_since_unix_s=standstill.since_unix_s(time.monotonic(), time.time()),
+            blocked=standstill.lasting(now_s),
+            blocked_since_unix_s=standstill.since_unix_s(now_s, time.time()),
         )
 
     def keep_block(self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy) -> None:

@@ -19,7 +19,7 @@ class Standstill:
 
     Attributes:
         reason: why the loop stands still now, "" if it runs.
-        since_s: monotonic time at which `reason` became what it is.
+        since_s: monotonic time at which it ran last, or since when it runs.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -28,6 +28,7 @@ class Standstill:
         self._noted_s = now_s
         self._spent_s: dict[str, float] = {}
         self._announced = ""
+        self._announced_s = now_s
         self._lines = Burst()
 
     def note(self, reason: str, now_s: float) -> None:
@@ -39,19 +40,25 @@ class Standstill:
             # Forged births can make a learner come and go many times a second.
             if reason not in _ORDINARY and self._lines.allows(now_s):
                 _LOG.info("standing still: %s", reason)
-            self.reason, self.since_s = reason, now_s
+            if not (reason and self.reason):
+                self.since_s = now_s
+            self.reason = reason
 
-    def announced(self) -> None:
-        """The device's birth says `reason` now."""
-        self._announced = self.reason
+    def lasting(self, now_s: float) -> str:
+        """Return `reason` once the loop has stood still for a while; short stops are how a fast actor is held back."""
+        return self.reason if now_s - self.since_s > _STEADY_S else ""
+
+    def announced(self, now_s: float) -> None:
+        """The device's birth says what is `lasting` now."""
+        self._announced, self._announced_s = self.lasting(now_s), now_s
 
     def is_news(self, now_s: float) -> bool:
-        """Whether the birth's reason has been untrue for a while; short stops are no news."""
-        return self.reason != self._announced and now_s - self.since_s > _STEADY_S
+        """Whether the birth says something else than what is `lasting`; at most once a second."""
+        return self.lasting(now_s) != self._announced and now_s - self._announced_s > _STEADY_S
 
     def since_unix_s(self, now_s: float, now_unix_s: float) -> float:
-        """Return `since_s` on the wall clock, 0 if the loop runs."""
-        return now_unix_s - (now_s - self.since_s) if self.reason else 0.0
+        """Return since when a `lasting` stop lasts, on the wall clock; 0 if there is none."""
+        return now_unix_s - (now_s - self.since_s) if self.lasting(now_s) else 0.0
 
     @property
     def total_s(self) -> float:

@@ -1,4 +1,10 @@
-"""The file that a spool writes to, and how what was written reaches the disk."""
+"""The file that a spool writes to, and how what was written reaches the disk.
+
+Every write names its offset, so a record that fails half way is written over by the next one, whatever else fails.
+
+A kernel that could not write pages back may hold them for clean: the next fsync succeeds and means nothing. So after
+one that failed, whatever it was about is written once more, from the page cache to where it is, before `fault` goes.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,7 @@ from quarl_device.spool.config import SpoolConfig
 from quarl_device.spool.records import PREAMBLE
 
 _LOG = logging.getLogger(__name__)
+_PIECE_BYTES = 1024 * 1024
 
 
 class Appender:
@@ -26,13 +33,16 @@ class Appender:
         file: descriptor of the file that is written, which can be read too; -1 if there is none.
         size_bytes: of that file.
         bytes_written: to all files.
-        fault: why the last fsync failed, "" if it did not.
+        fault: why the last fsync failed, "" once one has succeeded for everything that it was about.
     """
 
     def __init__(self, directory: Path, config: SpoolConfig) -> None:
         self._directory = directory
         self._config = config
-        self._ended: list[int] = []  # files that wait for their last fsync
+        self._path = directory
+        self._ended: dict[Path, int] = {}  # files that wait for their last fsync, with their size
+        self._pinned: list[int] = []  # their descriptors: with its file closed, a kernel may forget an error
+        self._doubtful: dict[Path, int] = {}  # files of an fsync that failed, with their size then
         self._dirty = False
         self._synced_s = 0.0
         self.file = -1
@@ -46,7 +56,7 @@ class Appender:
         Raises:
             OSError: the disk refuses; everything is as it was.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(path, flags, 0o600)
         try:
             if os.write(file, PREAMBLE) < len(PREAMBLE):
@@ -59,14 +69,15 @@ class Appender:
                 path.unlink()
             raise
         self.end()
-        self.file, self.size_bytes = file, len(PREAMBLE)
+        self._path, self.file, self.size_bytes = path, file, len(PREAMBLE)
         self.bytes_written += len(PREAMBLE)
 
     def end(self) -> None:
         """Write to the file no longer; it still has to reach the disk."""
         if self.file >= 0:
             if self._config.sync == "interval":
-                self._ended.append(self.file)
+                self._ended[self._path] = self.size_bytes
+                self._pinned.append(self.file)
             else:
                 os.close(self.file)
         self.file = -1
@@ -78,18 +89,17 @@ class Appender:
             Its offset in the file.
 
         Raises:
-            OSError: the disk refuses; the file is as it was.
+            OSError: the disk refuses; the next record comes to the same offset.
         """
         offset, total = self.size_bytes, len(head) + len(payload)
         try:
-            written = os.writev(self.file, (head, payload))
+            written = os.pwritev(self.file, (head, payload), offset)
             if written < total:
-                view = memoryview(head + payload)[written:]
-                while view:
-                    view = view[os.write(self.file, view) :]
+                _write_at(self.file, (head + payload)[written:], offset + written)
             if payload and self._config.sync == "always":
                 os.fdatasync(self.file)
         except OSError:
+            # Only to leave less for a recovery to look at.
             with contextlib.suppress(OSError):
                 os.ftruncate(self.file, offset)
             raise
@@ -98,40 +108,66 @@ class Appender:
         self._dirty = True
         return offset
 
-    def sync_is_due(self, now_s: float, *, news: bool) -> bool:
-        """Whether it is time for an fsync: of what was written, or of `news` that would be written with it."""
+    def sync_is_due(self, now_s: float) -> bool:
+        """Whether it is time for an fsync of what was written."""
         if self._config.sync != "interval" or now_s - self._synced_s < self._config.sync_interval_s:
             return False
-        if not (self._dirty or self._ended or self.fault or news):
+        if not (self._dirty or self._ended or self.fault):
             return False
         self._synced_s = now_s
         return True
 
     def sync_job(self) -> Callable[[], None]:
-        """Return a function that brings everything written so far to the disk; it may run beside anything else."""
-        files, self._ended = self._ended, []
+        """Return a function that brings everything written so far to the disk.
+
+        It may run beside anything but another one: what it reads and writes is never changed by `append`.
+        """
+        doubtful, files, pinned = self._doubtful, self._ended, self._pinned
+        self._ended, self._pinned, self._dirty = {}, [], False
         if self.file >= 0:
-            files.append(os.dup(self.file))
-        self._dirty = False
+            files[self._path] = self.size_bytes
 
         def sync() -> None:
             try:
-                for file in files:
-                    os.fdatasync(file)
+                for path, size_bytes in (doubtful | files).items():
+                    _sync(path, rewrite_bytes=size_bytes if path in doubtful else 0)
                 sync_directory(self._directory)
-                self.fault = ""
             except OSError as cause:
+                self._doubtful = doubtful | files
                 self.fault = f"{cause.strerror}"
                 _LOG.error("spool %s cannot be synced: %s", self._directory, cause.strerror)
+            else:
+                self._doubtful, self.fault = {}, ""
             finally:
-                for file in files:
+                for file in pinned:
                     os.close(file)
 
         return sync
 
     def close(self) -> None:
         """Close every file as it is."""
-        for file in (self.file, *self._ended):
+        for file in (self.file, *self._pinned):
             if file >= 0:
                 os.close(file)
-        self.file, self._ended = -1, []
+        self.file, self._ended, self._pinned = -1, {}, []
+
+
+def _sync(path: Path, *, rewrite_bytes: int) -> None:
+    """Bring a file to the disk, its first bytes written again if they are in doubt; one that is gone needs nothing."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        for offset in range(0, rewrite_bytes, _PIECE_BYTES):
+            _write_at(file, os.pread(file, min(_PIECE_BYTES, rewrite_bytes - offset), offset), offset)
+        os.fdatasync(file)
+    finally:
+        os.close(file)
+
+
+def _write_at(file: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

@@ -130,10 +130,17 @@ def bench_spool(options: argparse.Namespace) -> int:
     if options.format == "json":
         write_result(json.dumps(asdict(wear)) + "\n")
         return 0
+    if wear.disk_bytes_per_step is None or wear.gib_per_hour is None:
+        disk = "and what reaches a disk is not counted here (a directory in memory?)\n"
+    else:
+        disk = (
+            f"{wear.disk_bytes_per_step:,.1f} to the disk\n"
+            f"{wear.gib_per_hour:,.3f} GiB per hour at {wear.steps_per_s:,.0f} steps/s; "
+        )
     write_result(
         f"{wear.source} x {wear.envs}, blocks of {wear.rows_per_block} rows and {wear.block_bytes:,} bytes, synced "
-        f"{wear.sync}: {wear.spool_bytes_per_step:,.1f} bytes per step into files, {wear.disk_bytes_per_step:,.1f} "
-        f"to the disk\n{wear.gib_per_hour:,.3f} GiB per hour at {wear.steps_per_s:,.0f} steps/s; one block takes "
+        f"{wear.sync}: {wear.spool_bytes_per_step:,.1f} bytes per step into files, {disk}"
+        "one block takes "
         f"{wear.put_us_p50:,.0f} µs (p99 {wear.put_us_p99:,.0f}); {wear.machine}\n"
     )
     return 0

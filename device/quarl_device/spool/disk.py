@@ -37,6 +37,7 @@ from quarl_device.spool.segment import SUFFIX, Entry, Segment
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 1.0
+_MARK_S = 5.0  # between notes of what is freed: 48 bytes each
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # says nothing about the file
 
 
@@ -70,6 +71,7 @@ class DiskSpool:
         self._write_fault = ""
         self._retry_s = 0.0
         self._freed_since_mark = False
+        self._marked_s = 0.0
         self._last_freed = ("", -1)
         self.recovered = self._open()
         if boot_id in {segment.life for segment in self.recovered.segments}:
@@ -256,6 +258,13 @@ class DiskSpool:
             self._mark()
         return freed
 
+    def holds_other_task(self, task: str) -> bool:
+        """Return whether a block of another task is held. See `Outbox`."""
+        fingerprint = _fingerprint(task)
+        if self._unwritten is not None and fingerprint != self._task:
+            return True
+        return any(len(segment) and segment.task != fingerprint for segment in self._segments)
+
     def begin_task(self, task: str) -> int:
         """Drop what was put for another task. See `Outbox`."""
         fingerprint = _fingerprint(task)
@@ -274,13 +283,16 @@ class DiskSpool:
         return dropped
 
     def _drop_oldest(self) -> None:
-        self._last_freed = self.delivering, self.base
+        life = self.delivering
+        self._last_freed = life, self.base
         self._freed_since_mark = True
         if self._segments and len(self._segments[0]):
             self._drop(self._segments[0].pop_first())
             self._tidy()
         else:
             self._drop_unwritten()
+        if self.delivering != life:
+            self._mark()
 
     def _drop_unwritten(self) -> int:
         if self._unwritten is None:
@@ -353,11 +365,15 @@ class DiskSpool:
     # -- certainty ---------------------------------------------------------------------------------------------------
 
     def upkeep(self, now_s: float) -> Callable[[], None] | None:
-        """Try again what the disk refused, and return the fsync that is due. See `Outbox`."""
+        """Try again what the disk refused, note what is freed, and return the fsync that is due. See `Outbox`."""
         if self._write_fault and now_s >= self._retry_s:
             self._retry_s = now_s + _RETRY_S
             self._write()
-        if not self._appender.sync_is_due(now_s, news=self._freed_since_mark):
+        # Whatever the policy of syncing: a restart after a kill is to begin about there, too.
+        if now_s - self._marked_s >= _MARK_S:
+            self._marked_s = now_s
+            self._mark()
+        if not self._appender.sync_is_due(now_s):
             return None
         self._mark()
         return self._appender.sync_job()

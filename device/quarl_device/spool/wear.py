@@ -46,9 +46,9 @@ class SpoolWear:
         steps: environment steps that were written.
         block_bytes: mean size of a block.
         spool_bytes_per_step: written to files, record headers and notes of what is freed included.
-        disk_bytes_per_step: handed to the disk by this process, in whole pages, as the kernel counts it; 0 where the
-            directory is in memory.
-        gib_per_hour: of `disk_bytes_per_step` or, where that is 0, `spool_bytes_per_step`, at `steps_per_s`.
+        disk_bytes_per_step: handed to the disk by this process, in whole pages, as the kernel counts it; None where it
+            counts nothing: the directory is in memory, or there is no /proc/self/io.
+        gib_per_hour: of `disk_bytes_per_step`, at `steps_per_s`; None where that is None.
         steps_per_s: the rate that `gib_per_hour` is for.
         put_us_p50: median time of `put`, in µs.
         put_us_p99: 99th percentile of the same.
@@ -62,8 +62,8 @@ class SpoolWear:
     steps: int
     block_bytes: int
     spool_bytes_per_step: float
-    disk_bytes_per_step: float
-    gib_per_hour: float
+    disk_bytes_per_step: float | None
+    gib_per_hour: float | None
     steps_per_s: float
     put_us_p50: float
     put_us_p99: float
@@ -142,17 +142,17 @@ def _measure(
         # No faster than asked: the share of notes and half pages depends on it.
         time.sleep(max(0.0, min(steps / steps_per_s, duration_s) - (clock() - began)))
     _run(spool.upkeep(math.inf))
-    disk_bytes = (_written_bytes() - written) / steps
-    spool_bytes = spool.bytes_written / steps
+    # Blocks were written, so 0 says that it does not count here, not that no disk was reached.
+    disk_bytes = (_written_bytes() - written) / steps or None
     return SpoolWear(
         source=source,
         envs=num_envs,
         rows_per_block=rows,
         steps=steps,
         block_bytes=payload_bytes // sequence,
-        spool_bytes_per_step=round(spool_bytes, 2),
-        disk_bytes_per_step=round(disk_bytes, 2),
-        gib_per_hour=round((disk_bytes or spool_bytes) * steps_per_s * 3600 / 2**30, 4),
+        spool_bytes_per_step=round(spool.bytes_written / steps, 2),
+        disk_bytes_per_step=None if disk_bytes is None else round(disk_bytes, 2),
+        gib_per_hour=None if disk_bytes is None else round(disk_bytes * steps_per_s * 3600 / 2**30, 4),
         steps_per_s=steps_per_s,
         put_us_p50=round(float(np.percentile(put_us, 50)), 1),
         put_us_p99=round(float(np.percentile(put_us, 99)), 1),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from quarl_device.errors import BrokerStartFailed
+from quarl_device.errors import BrokerStartFailed, LinkLost
 from quarl_device.wire.limits import MAX_PAYLOAD_BYTES
 
 _START_S = 5.0
+_USER = "mosquitto"
+_PR_SET_PDEATHSIG = 1
 
 
 def mosquitto_binary() -> str:
@@ -37,13 +44,19 @@ class Mosquitto:
         users: user name to password; `None` lets everybody in.
         port: to listen on; 0 takes a free one.
         persistence: folder for what it remembers over a kill, written every second; `None` remembers nothing.
+        tied: it ends with the thread that starts it, whatever ends that.
 
     Raises:
         BrokerStartFailed: not installed, or not accepting within 5 s.
     """
 
     def __init__(
-        self, users: Mapping[str, str] | None = None, *, port: int = 0, persistence: Path | None = None
+        self,
+        users: Mapping[str, str] | None = None,
+        *,
+        port: int = 0,
+        persistence: Path | None = None,
+        tied: bool = False,
     ) -> None:
         binary = mosquitto_binary()
         self._folder = tempfile.TemporaryDirectory(prefix="quarl-mosquitto-")
@@ -72,7 +85,16 @@ class Mosquitto:
         config = folder / "mosquitto.conf"
         config.write_text("\n".join(lines) + "\n")
         self._log = (folder / "log").open("wb")
-        self._process = subprocess.Popen([binary, "-c", str(config)], stdout=self._log, stderr=self._log)
+        if tied:
+            # Its own user must read it; one that drops root by itself loses the tie.
+            folder.chmod(0o755)
+        self._process = subprocess.Popen(
+            [binary, "-c", str(config)],
+            stdout=self._log,
+            stderr=self._log,
+            user=_own_user() if tied else None,
+            preexec_fn=_tie() if tied else None,  # noqa: PLW1509  one system call, made ready beforehand
+        )
         self._wait()
 
     @property
@@ -85,6 +107,11 @@ class Mosquitto:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+    def check(self) -> None:
+        """Raise LinkLost where it has ended by itself."""
+        if self._process.poll() is not None:
+            raise LinkLost(f"Mosquitto, process {self._process.pid}, ended with status {self._process.returncode}")
 
     def stop(self) -> None:
         """Stop it and remove its files; idempotent."""
@@ -116,6 +143,24 @@ class Mosquitto:
         text = (Path(self._folder.name) / "log").read_text(errors="replace")[-500:]
         self.stop()
         raise BrokerStartFailed(f"Mosquitto did not accept connections within {_START_S:.0f} s: {text}")
+
+
+def _own_user() -> int | None:
+    if os.geteuid() == 0:
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(_USER).pw_uid
+    return None
+
+
+def _tie() -> Callable[[], None]:
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie
 
 
 def _persistence_lines(folder: Path | None) -> list[str]:

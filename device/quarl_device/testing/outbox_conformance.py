@@ -133,7 +133,9 @@ def check_another_task_drops_what_was_made_for_the_one_before(make: MakeOutbox) 
     for sequence in range(3):
         outbox.put(sequence, _BLOCK, steps=4)
     assert outbox.begin_task("one") == 0
+    assert (outbox.holds_other_task("one"), outbox.holds_other_task("two"), len(outbox)) == (False, True, 3)
     assert outbox.begin_task("two") == 3
+    assert not outbox.holds_other_task("one"), "nothing is held"
     assert (len(outbox), outbox.base, outbox.end) == (0, 3, 3)
     assert (outbox.dropped_blocks, outbox.dropped_steps) == (3, 12)
     outbox.put(3, b"new", steps=4)

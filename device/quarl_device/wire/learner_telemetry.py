@@ -9,7 +9,7 @@ from typing import Any
 
 from quarl_device.errors import PayloadRefused, UsageError
 from quarl_device.names import check_name
-from quarl_device.wire.strict_json import MAX_INT, SCHEMA, Reader, dumps, loads
+from quarl_device.wire.strict_json import MAX_INT, MAX_REASON, SCHEMA, Reader, dumps, loads, one_line
 
 MAX_LAGS = 512
 """Devices whose lag is told: those that are furthest behind. 64 KiB hold them all."""
@@ -88,6 +88,7 @@ class LearnerTelemetry:
         fields: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         furthest = sorted(self.lags.items(), key=lambda item: -item[1].versions)[:MAX_LAGS]
         fields["lags"] = {device: [lag.versions, lag.steps, round(lag.age_s, 3)] for device, lag in furthest}
+        fields["blocked"] = one_line(self.blocked, max_length=MAX_REASON)
         return dumps({"schema": SCHEMA, **fields}, what="learner telemetry")
 
     @classmethod
@@ -100,12 +101,12 @@ class LearnerTelemetry:
             if spec.type == "int":
                 fields[spec.name] = data.integer(spec.name)
             elif spec.type == "float":
-                fields[spec.name] = data.number(spec.name)
+                fields[spec.name] = data.unix_s(spec.name) if spec.name.endswith("_unix_s") else data.number(spec.name)
         judged = data.raw("int8_return")
         return cls(
             **fields,
             int8_return=None if judged is None else data.number("int8_return"),
-            blocked=data.text("blocked", max_length=256),
+            blocked=data.line("blocked", max_length=MAX_REASON),
             lags=_lags(data),
         )
 

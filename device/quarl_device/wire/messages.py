@@ -24,7 +24,7 @@ from quarl_device.contract import (
 )
 from quarl_device.errors import ContractError, PayloadRefused, WireVersionMismatch
 from quarl_device.wire.limits import MAX_NEEDED_CHUNKS, MAX_POLICY_BYTES, WIRE_VERSION
-from quarl_device.wire.strict_json import MAX_INT, SCHEMA, Reader, dumps, loads
+from quarl_device.wire.strict_json import MAX_INT, MAX_REASON, SCHEMA, Reader, dumps, loads, one_line
 
 Status = Literal["online", "gone"]
 LearnerMode = Literal["async", "lockstep"]
@@ -111,16 +111,16 @@ class LearnerBirth:
             epoch=data.integer("epoch", high=MAX_EPOCH),
             wire=data.integer("wire"),
             beat=data.integer("beat"),
-            env_id=data.text("env_id", max_length=256),
+            env_id=data.line("env_id", max_length=256),
             env_kwargs=data.object("env_kwargs"),
-            algorithm=data.text("algorithm", max_length=64),
+            algorithm=data.line("algorithm", max_length=64),
             observations=observations,
             action=action,
             public_key=_matching(data, "public_key", _PUBLIC_KEY),
             mode=cast(LearnerMode, data.choice("mode", ("async", "lockstep"))),
             seed=data.integer("seed"),
             block_steps=data.integer("block_steps", low=1, high=65_535),
-            version=data.text("version", max_length=64),
+            version=data.line("version", max_length=64),
         )
 
 
@@ -166,7 +166,8 @@ class DeviceState:
 
     def encode(self) -> bytes:
         """Return the JSON payload; PayloadTooLarge over 64 KiB, PayloadRefused where a value is not JSON."""
-        return dumps(_flat(self), what="device state")
+        said = {"blocked": one_line(self.blocked, max_length=MAX_REASON)}
+        return dumps({**_flat(self), **said}, what="device state")
 
     @classmethod
     def decode(cls, payload: bytes) -> DeviceState:
@@ -175,7 +176,7 @@ class DeviceState:
         data.schema()
         return cls(
             status=cast(Status, data.choice("status", ("online", "gone"))),
-            device=data.text("device", max_length=63),
+            device=data.line("device", max_length=63),
             boot_id=_matching(data, "boot_id", _BOOT_ID),
             delivering=_matching(data, "delivering", _BOOT_ID_OR_NONE),
             wire=data.integer("wire"),
@@ -186,10 +187,10 @@ class DeviceState:
             digest=_matching(data, "digest", _DIGEST),
             num_envs=data.integer("num_envs", low=1, high=65_535),
             actor_index=data.integer("actor_index"),
-            runtime=data.text("runtime", max_length=128),
-            package=data.text("package", max_length=64),
-            blocked=data.text("blocked", max_length=256),
-            blocked_since_unix_s=data.number("blocked_since_unix_s"),
+            runtime=data.line("runtime", max_length=128),
+            package=data.line("package", max_length=64),
+            blocked=data.line("blocked", max_length=MAX_REASON),
+            blocked_since_unix_s=data.unix_s("blocked_since_unix_s"),
         )
 
 
@@ -354,7 +355,7 @@ def _specs(data: Reader) -> tuple[tuple[ObservationSpec, ...], ActionSpec]:
         observations = tuple(observation_from_json(spec) for spec in raw)
         action = action_from_json(data.object("action"))
     except (ContractError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise PayloadRefused(f"{data.what}: a spec does not hold: {str(error)[:200]}") from error
+        raise PayloadRefused(f"{data.what}: a spec does not hold: {one_line(str(error), max_length=200)}") from error
     # The spec classes trust their callers with types; a payload's author is not one.
     numbers = [action.n, *(spec.stack for spec in observations)]
     texts = [text for spec in observations for text in (spec.key, spec.dtype, spec.tensor)]

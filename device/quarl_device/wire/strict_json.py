@@ -16,6 +16,10 @@ from quarl_device.wire.limits import MAX_JSON_BYTES, check_incoming, check_outgo
 SCHEMA = 1
 MAX_INT = 2**53 - 1
 """Largest integer that every JSON reader keeps exact."""
+MAX_REASON = 256
+"""Characters of a reason to stand still."""
+MAX_UNIX_S = 2.0**40
+"""Latest time that is taken for one, in seconds since 1970."""
 
 
 def dumps(fields: Mapping[str, Any], *, what: str, cap_bytes: int = MAX_JSON_BYTES) -> bytes:
@@ -83,11 +87,11 @@ class Reader:
             raise self._mistyped(name, f"an integer in {low}..{high}", value)
         return value
 
-    def number(self, name: str) -> float:
-        """Return a finite number as float."""
+    def number(self, name: str, *, low: float = -1e300, high: float = 1e300) -> float:
+        """Return a finite number in low..high as float."""
         value = self.raw(name)
-        if type(value) not in (int, float) or not -1e300 <= value <= 1e300:
-            raise self._mistyped(name, "a finite number", value)
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise self._mistyped(name, f"a finite number in {low:g}..{high:g}", value)
         return float(value)
 
     def boolean(self, name: str) -> bool:
@@ -102,6 +106,17 @@ class Reader:
         value = self.raw(name)
         if type(value) is not str or len(value) > max_length:
             raise self._mistyped(name, f"a string of at most {max_length} characters", value)
+        return value
+
+    def unix_s(self, name: str) -> float:
+        """Return a time in seconds since 1970."""
+        return self.number(name, low=0.0, high=MAX_UNIX_S)
+
+    def line(self, name: str, *, max_length: int) -> str:
+        """Return a string that a terminal or a log shows as it is: printable, on one line."""
+        value = self.text(name, max_length=max_length)
+        if not value.isprintable():
+            raise self._mistyped(name, "printable characters on one line", value)
         return value
 
     def choice(self, name: str, choices: Iterable[str]) -> str:
@@ -128,6 +143,11 @@ class Reader:
 
     def _mistyped(self, name: str, expected: str, value: Any) -> PayloadRefused:
         return PayloadRefused(f"{self.what}: {name!r} is {_short(value)}, expected {expected}")
+
+
+def one_line(text: str, *, max_length: int) -> str:
+    """Return text as `Reader.line` takes it: what is not printable becomes a space, what is too long is cut."""
+    return "".join(char if char.isprintable() else " " for char in text[:max_length])
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

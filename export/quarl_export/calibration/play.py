@@ -20,6 +20,8 @@ from quarl_export.calibration.hold_out import HELD_OUT, MIN_ROWS, HoldOut
 from quarl_export.ir import ImportedPolicy, run_reference
 
 Actions = Literal["random", "policy", "mixed"]
+# A judgement on fewer episodes says so: what is rare in them, no check has seen.
+FEW_EPISODES = 8
 MAX_STEPS = 100_000
 Row = dict[str, NDArray[Any]]
 
@@ -60,11 +62,12 @@ def play(
     kept = _Kept(contract, steps)
     try:
         check_matches(world, contract.observations, contract.action)
-        ends = _ends(steps)
+        ends, held_episodes = _ends(steps), 0
         for episode in itertools.count():
             greedy = actions == "policy" or (actions == "mixed" and episode % 2 == 1)
             choose = _greedy(policy) if greedy else lambda _row: world.action_space.sample()
             end = next(end for end in ends if end > kept.seen)
+            held_episodes += kept.seen >= ends[0]
             _episode(world, contract, choose, kept, end, seed=seed + episode)
             if kept.seen == steps:
                 break
@@ -72,9 +75,16 @@ def play(
         world.close()
     held_out = None
     if len(ends) > 1:
-        held_out = HoldOut(rows=kept.steps >= ends[0], of="of other episodes")
+        held_out = HoldOut(rows=kept.steps >= ends[0], of=_of_episodes(held_episodes))
     source = f"{steps} steps of {spec.env_id}, {actions} actions, seed {seed}"
     return CalibrationData.checked(contract, kept.rows, source=source, held_out=held_out)
+
+
+def _of_episodes(count: int) -> str:
+    """Return what held-out rows are of; a judgement that rests on few episodes says so."""
+    if count >= FEW_EPISODES:
+        return f"of {count} other episodes"
+    return f"of only {count} other episode{'' if count == 1 else 's'} (few: more --steps play more)"
 
 
 class _Kept:

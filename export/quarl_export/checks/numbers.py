@@ -26,7 +26,7 @@ _TWO_STEPS = 2.0
 
 
 def check_finite(subject: Subject) -> CheckResult:
-    """Q01: nothing that enters the file is NaN or Inf; nor is what comes out, once there is a file."""
+    """Q01: nothing that enters the file is NaN or Inf in float32; nor is what comes out, once there is a file."""
     named: dict[str, Any] = dict(subject.policy.weights)
     normalizer = subject.policy.contract.normalizer
     for key in normalizer.offset:
@@ -35,9 +35,14 @@ def check_finite(subject: Subject) -> CheckResult:
         named[f"range of {site}"] = limits
     if subject.model:
         named |= {f"output {role}": values for role, values in subject.file_outputs.items()}
-    bad = [name for name, values in named.items() if not np.isfinite(np.asarray(values, np.float64)).all()]
-    message = f"{', '.join(bad[:4])} hold NaN or Inf" if bad else "all numbers are finite"
+    bad = [name for name, values in named.items() if not _is_finite(values)]
+    message = f"{', '.join(bad[:4])} hold NaN, Inf or more than float32 does" if bad else "all numbers are finite"
     return CheckResult(code="Q01", passed=not bad, value=float(len(bad)), limit=0.0, message=message)
+
+
+def _is_finite(values: Any) -> bool:
+    with np.errstate(over="ignore"):  # what float32 does not hold becomes Inf, as in the file
+        return bool(np.isfinite(np.asarray(values, np.float64).astype(np.float32)).all())
 
 
 def check_ranges(subject: Subject) -> CheckResult:
@@ -118,7 +123,8 @@ def _clipped(subject: Subject, *, binding: bool) -> CheckResult:
         if share > worst:
             worst, where = share, f"observation {key!r}[{dimension}]"
     limit = max(MAX_SATURATED, _CHANCE / subject.count)
-    message = f"{where} is clipped in {worst:.1%} of {subject.count} observations" if worst else "nothing is clipped"
+    message = f"{where} is clipped in {worst:.1%}" if worst else "nothing is clipped"
+    message += f", {subject.judged_on}"
     if worst > limit and binding:
         message += "; calibrate with more of them (a larger file, more --steps), from more episodes"
     return CheckResult(

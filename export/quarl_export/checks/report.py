@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quarl_device.errors import CheckFailed
+
+Standing = Literal["passed", "advisory", "not judged", "undecided", "FAILED"]
 
 NAMES: Mapping[str, str] = {
     "Q01": "finite",
@@ -55,6 +57,17 @@ class CheckResult:
     def name(self) -> str:
         """Short name of the check."""
         return NAMES[self.code]
+
+    @property
+    def standing(self) -> Standing:
+        """How it came out, in a word."""
+        if not self.passed:
+            return "FAILED"
+        if self.message.startswith("not judged"):
+            return "not judged"
+        if self.detail.get("verdict") == "undecided":
+            return "undecided"
+        return "advisory" if self.advisory else "passed"
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in the report."""

@@ -18,7 +18,8 @@ from quarl_export.importers.heads import (
     check_width,
     choose_head,
     discrete_action,
-    last_kind,
+    ending,
+    scaled_action,
 )
 from quarl_export.importers.observations import bind_inputs, environment_specs
 from quarl_export.importers.options import ImportOptions
@@ -28,7 +29,8 @@ from quarl_export.ir.fold import Folded, fold
 from quarl_export.ir.layers import Layer
 from quarl_export.ir.policy_graph import GraphInput, ImportedPolicy, PolicyGraph
 
-_SCALED_ROLES = frozenset({"action", "mean"})
+# The mean of a gaussian keeps its scaling: in the action's, it would scale the noise too, and come after a squash.
+_SCALED_ROLES = frozenset({"action"})
 
 
 def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyContract | None = None) -> ImportedPolicy:
@@ -59,7 +61,8 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
     folded = fold(acting, open_outputs=frozenset() if known else _SCALED_ROLES)
     folded, finish = _without_softmax(folded, choice)
     specs = bind_inputs(folded.inputs, source.dtypes, observations, options)
-    acted, notes = _action(acting, folded, action, choice, options)
+    given, notes = (known.action, ()) if known else _action(acting, folded, action, choice, options)
+    _check_widths(folded, choice, given)
     for role, (scale, shift) in folded.output_affines.items():
         _check_finite(f"the scaling of output {role!r}", scale, shift)
         finish[role] = _affine(scale, shift)
@@ -69,9 +72,9 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
         algorithm=options.algorithm,
         scheme="",
         observations=tuple(dataclasses.replace(spec, tensor="") for spec in specs.values()),
-        normalizer=_normalizer(folded, specs),
+        normalizer=_normalizer(folded, specs, source.draft.clips),
         head=_head(choice, options),
-        action=known.action if known else acted,
+        action=_with_open_scaling(given, folded),
     )
     graph, weights = _graph(folded, specs)
     provenance = {
@@ -81,7 +84,7 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
     }
     policy = ImportedPolicy(graph=graph, weights=weights, contract=contract, provenance=provenance)
     names = {spec.key: name for name, spec in specs.items()}
-    difference = largest_difference(policy, _by_role(source, choice, names), finish=finish)
+    difference = largest_difference(policy, _by_role(source, choice, names), finish=finish, given=given)
     checked = {**provenance, "largest_difference": difference, "tolerance": TOLERANCE}
     return dataclasses.replace(policy, provenance=checked)
 
@@ -129,20 +132,25 @@ def _affine(scale: Float64, shift: Float64) -> Finish:
 def _action(
     acting: Draft, folded: Folded, environment: ActionSpec | None, choice: HeadChoice, options: ImportOptions
 ) -> tuple[ActionSpec, tuple[str, ...]]:
-    graph_shapes = _shapes(folded)
+    """Return the action of what the source gives, before any scaling was taken off it, and what was assumed."""
     role = next(role for role in choice.outputs if role != "log_std")
-    shape = graph_shapes[folded.outputs[role]]
+    shape = _shapes(folded)[folded.outputs[role]]
     if len(shape) != 1:
         raise UnsupportedModel(f"output {choice.outputs[role]!r} has shape {shape}, a head gives one vector")
-    notes: tuple[str, ...] = ()
     if choice.kind in ("q_values", "logits"):
-        spec = environment or discrete_action(shape[0])
-    else:
-        affine, last = folded.output_affines.get(role), last_kind(acting, role)
-        spec, notes = box_action(shape[0], environment, options, last=last, affine=affine)
+        return environment or discrete_action(shape[0]), ()
+    return box_action(shape[0], environment, options, ending(acting, role))
+
+
+def _check_widths(folded: Folded, choice: HeadChoice, action: ActionSpec) -> None:
+    shapes = _shapes(folded)
     for name in choice.outputs:
-        check_width(name, graph_shapes[folded.outputs[name]], spec)
-    return spec, notes
+        check_width(name, shapes[folded.outputs[name]], action)
+
+
+def _with_open_scaling(given: ActionSpec, folded: Folded) -> ActionSpec:
+    affine = folded.output_affines.get("action")
+    return scaled_action(given, *affine) if affine else given
 
 
 def _shapes(folded: Folded) -> Mapping[str, tuple[int, ...]]:
@@ -161,16 +169,24 @@ def _policy_graph(inputs: tuple[GraphInput, ...], layers: tuple[Layer, ...], fol
     )
 
 
-def _normalizer(folded: Folded, specs: Mapping[str, ObservationSpec]) -> Normalizer:
-    if not folded.normalizers:
+def _normalizer(folded: Folded, specs: Mapping[str, ObservationSpec], clips: Mapping[str, float]) -> Normalizer:
+    """Return the constants per key; `clips` are those of the source's inputs, all the same by a normaliser."""
+    clips = {name: limit for name, limit in clips.items() if name in folded.inputs}
+    one = (np.ones(1), np.zeros(1))
+    constants = {**dict.fromkeys(clips, one), **folded.normalizers}
+    if not constants:
         return Normalizer()
+    if clips and (set(clips) != set(constants) or len(set(clips.values())) > 1):
+        raise UnsupportedModel(
+            f"the inputs {sorted(constants)} are normalised and clipped to {clips}; a policy clips all to the same"
+        )
     offsets, scales = {}, {}
-    for name, (scale, shift) in folded.normalizers.items():
+    for name, (scale, shift) in constants.items():
         # y = x * scale + shift = (x - offset) * scale
         offset = np.where(scale == 0, 0.0, -shift / np.where(scale == 0, 1.0, scale))
         _check_finite(f"the normaliser of input {name!r}", offset, scale)
         offsets[specs[name].key], scales[specs[name].key] = _values(offset), _values(scale)
-    return Normalizer(where="graph", offset=offsets, scale=scales)
+    return Normalizer(where="graph", offset=offsets, scale=scales, clip=next(iter(clips.values()), 0.0))
 
 
 def _check_finite(what: str, *arrays: Float64) -> None:

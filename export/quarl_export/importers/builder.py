@@ -45,6 +45,7 @@ class Builder:
         self._inputs = dict(inputs)
         self._steps: list[Step] = []
         self._weights: dict[str, NDArray[np.floating[Any]]] = {}
+        self._cuts: dict[str, tuple[float, float]] = {}
         self.shapes: dict[str, Shape] = dict(inputs)
 
     def unique(self, name: str) -> str:
@@ -115,6 +116,36 @@ class Builder:
             )
         return self.layer(ACTIVATION_KINDS[function], name, [tensor])
 
+    def cut(self, tensor: str, *, low: float = -math.inf, high: float = math.inf) -> bool:
+        """Note that `tensor` is cut to `low`..`high`; return whether it is an input behind scalings alone."""
+        if self._chain(tensor) is None:
+            return False
+        before = self._cuts.get(tensor, (-math.inf, math.inf))
+        self._cuts[tensor] = (max(before[0], low), min(before[1], high))
+        return True
+
+    def _chain(self, tensor: str) -> list[str] | None:
+        """Return `tensor` and what it comes from back to an input, `None` where that is not scalings alone."""
+        scalings = {step.name: step.input for step in self._steps if isinstance(step, Affine)}
+        chain = [tensor]
+        while chain[-1] in scalings:
+            chain.append(scalings[chain[-1]])
+        return chain if chain[-1] in self._inputs else None
+
+    def _clips(self) -> dict[str, float]:
+        clips = {}
+        for tensor, (low, high) in self._cuts.items():
+            chain = self._chain(tensor) or [tensor]
+            readers = [sum(step.inputs.count(name) for step in self._steps) for name in chain[1:]]
+            scaled = any(isinstance(step, Affine) and tensor in step.inputs for step in self._steps)
+            if low != -high or scaled or any(count != 1 for count in readers):
+                raise UnsupportedModel(
+                    f"input {chain[-1]!r} is cut to {low:g}..{high:g} where no normaliser can do it",
+                    hint="clip to ±c once, right behind the normalisation, before anything else reads the input",
+                )
+            clips[chain[-1]] = high
+        return clips
+
     def reshape_input(self, key: str, shape: Shape) -> bool:
         """Give an input another shape of equal size, where nothing reads it yet; return whether that was so."""
         if key not in self._inputs or any(key in step.inputs for step in self._steps):
@@ -124,7 +155,13 @@ class Builder:
 
     def draft(self, outputs: Mapping[str, str]) -> Draft:
         """Return what was collected."""
-        return Draft(inputs=self._inputs, steps=tuple(self._steps), weights=self._weights, outputs=dict(outputs))
+        return Draft(
+            inputs=self._inputs,
+            steps=tuple(self._steps),
+            weights=self._weights,
+            outputs=dict(outputs),
+            clips=self._clips(),
+        )
 
     def _add(self, step: Step, shape: Shape) -> str:
         if len(self._steps) >= MAX_STEPS:

@@ -77,6 +77,10 @@ def detect(path: Path) -> Importer:
         if (path / "config.json").is_file():
             return _RUN
         raise ModelFileError(f"no policy that is known in the directory {path}", hint=f"expected {_TAKEN}")
+    if path.name in ("saved_model.pb", "keras_metadata.pb", "fingerprint.pb"):
+        raise ModelFileError(
+            f"{path} is one file of a SavedModel, which is a directory", hint=f"give the directory: {path.parent}"
+        )
     head = _head(path)
     said = f"begins with {head[:8]!r}, which no known kind does"
     if not head:

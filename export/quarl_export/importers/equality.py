@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import ObservationSpec
+from quarl_device.contract import ActionSpec, ObservationSpec, PolicyContract
 from quarl_device.errors import NonFiniteError, SourceMismatch
+from quarl_device.heads import BoxHead, bind_outputs
 from quarl_export.ir.policy_graph import ImportedPolicy
 from quarl_export.ir.reference import run_reference
 
@@ -58,16 +60,20 @@ def largest_difference(
     source: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, Float32]],
     *,
     finish: Mapping[str, Finish] | None = None,
+    given: ActionSpec | None = None,
 ) -> float:
     """Return by how much the numpy reference differs from the source over random observations, as `TOLERANCE` counts.
+
+    Outputs are compared, and the box actions that become of them, greedy and sampled with the same noise.
 
     Args:
         policy: what was read.
         source: observations per key to the source's outputs per role.
         finish: per role what the source does behind the graph's output (a softmax that the device does).
+        given: how what the source gives becomes an action; `None` for as the policy's contract says.
 
     Raises:
-        SourceMismatch: over the tolerance; names the role.
+        SourceMismatch: over the tolerance; names the role, or the action.
         NonFiniteError: the source gives NaN or Inf.
     """
     observations = random_observations(policy)
@@ -82,14 +88,42 @@ def largest_difference(
             raise NonFiniteError(f"the source gives NaN or Inf for {role!r} on ordinary observations")
         if ours.shape != theirs.shape:
             raise SourceMismatch(f"output {role!r} was read with shape {ours.shape[1:]}, it has {theirs.shape[1:]}")
-        difference = float(np.abs(ours - theirs).max() / max(1.0, float(np.abs(theirs).max())))
-        if not difference <= TOLERANCE:
-            raise SourceMismatch(
-                f"what was read differs from the source by {difference:.2g} in {role!r}, allowed is {TOLERANCE:g}",
-                hint="please report the model's layers: this is a defect of the import",
-            )
-        worst = max(worst, difference)
+        worst = max(worst, _checked_difference(f"{role!r}", ours, theirs))
+    if policy.contract.action.kind == "box":
+        _check_actions(policy.contract, found, given or policy.contract.action, expected)
     return worst
+
+
+def _checked_difference(what: str, ours: Float32, theirs: Float32, *, slack: float = 1.0) -> float:
+    difference = float(np.abs(ours - theirs).max() / max(1.0, float(np.abs(theirs).max())))
+    if not difference <= TOLERANCE * slack:
+        raise SourceMismatch(
+            f"what was read differs from the source by {difference:.2g} in {what}, allowed is {TOLERANCE * slack:g}",
+            hint="please report the model's layers: this is a defect of the import",
+        )
+    return difference
+
+
+def _check_actions(
+    contract: PolicyContract, found: Mapping[str, Float32], given: ActionSpec, expected: Mapping[str, Float32]
+) -> None:
+    """Refuse an action that is not what the source's outputs become; see `largest_difference`."""
+    theirs_by = dataclasses.replace(contract, action=given)
+    # An output may be off by a share of the largest one, and bounds or a squash may then leave little of that.
+    slack = max(1.0, *(float(np.abs(values).max()) for values in expected.values()))
+    for what in ("greedy", "sampled"):
+        ours, theirs = _act(contract, found, what), _act(theirs_by, expected, what)
+        _checked_difference(f"the {what} action", ours, theirs, slack=slack)
+
+
+def _act(contract: PolicyContract, outputs: Mapping[str, Float32], what: str) -> Float32:
+    bindings = bind_outputs(contract)
+    results = tuple(np.asarray(outputs[binding.role]) for binding in bindings)
+    head = BoxHead(contract, bindings, shape=(len(results[0]), *contract.action.shape))
+    given = results if len(results) > 1 else results[0]
+    if what == "greedy" or contract.head.kind != "gaussian":
+        return np.asarray(head.greedy(given), np.float32)
+    return head.sample(given, np.random.default_rng(_SEED))
 
 
 def _unchanged(values: Float32) -> Float32:

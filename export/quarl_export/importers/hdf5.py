@@ -20,6 +20,8 @@ from quarl_device.files import read_capped
 MAX_FILE_BYTES = 1 << 30
 MAX_ATTRIBUTE_BYTES = 1 << 24
 _MAX_OBJECTS = 20_000
+# What h5py raises on damaged files: a size of 2**64 - 1 overflows, a field that is not there is no attribute.
+_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError)
 # Of a number once it is read.
 _READ_BYTES = 4
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -37,8 +39,8 @@ def open_hdf5(data: bytes, *, what: str) -> Iterator[h5py.File]:
         with h5py.File(io.BytesIO(data), "r") as file:
             _check_group(file, what, _Seen())
             yield file
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise ModelFileError(f"{what} cannot be read: {str(error)[:200]}") from error
+    except _DAMAGE as error:
+        raise ModelFileError(f"{what} cannot be read: {str(error)[:200] or type(error).__name__}") from error
 
 
 def read_hdf5(path: Path, *, what: str) -> bytes:

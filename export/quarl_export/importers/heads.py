@@ -113,7 +113,7 @@ def _by_activation(draft: Draft, action: ActionSpec | None) -> HeadChoice:
     if len(draft.outputs) != 1:
         raise _undecided(draft, "the model has several outputs")
     (name,) = draft.outputs
-    last = last_kind(draft, name)
+    last = ending(draft, name).kind
     kind: HeadKind
     if last == "softmax" and (action is None or action.kind == "discrete"):
         kind, why = "logits", "it ends in a softmax"
@@ -143,13 +143,41 @@ def _undecided(draft: Draft, why: str) -> UsageError:
     )
 
 
-def last_kind(draft: Draft, output: str) -> str:
-    """Return the kind of the last layer of an output, scalings aside; "linear" unless it is an activation."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ending:
+    """How an output ends.
+
+    Attributes:
+        kind: of its last layer, scalings aside: "tanh", "sigmoid", "softmax", else "linear".
+        scale: of all scalings behind that layer together, per element.
+        shift: likewise.
+    """
+
+    kind: str
+    scale: Float64
+    shift: Float64
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing scales it."""
+        return bool((self.scale == 1).all() and (self.shift == 0).all())
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """What its last layer can reach; of a linear one -1..1, for want of anything better."""
+        return (0.0, 1.0) if self.kind in ("sigmoid", "softmax") else (-1.0, 1.0)
+
+
+def ending(draft: Draft, output: str) -> Ending:
+    """Return how an output ends."""
     steps = {step.name: step for step in draft.steps}
     step = steps.get(draft.outputs[output])
+    scale, shift = np.ones(1), np.zeros(1)
     while isinstance(step, Affine):
+        scale, shift = step.scale * scale, step.shift * scale + shift
         step = steps.get(step.input)
-    return step.kind if step is not None and step.kind in ("tanh", "sigmoid", "softmax") else "linear"
+    kind = step.kind if step is not None and step.kind in ("tanh", "sigmoid", "softmax") else "linear"
+    return Ending(kind=kind, scale=scale, shift=shift)
 
 
 def discrete_action(width: int) -> ActionSpec:
@@ -158,52 +186,56 @@ def discrete_action(width: int) -> ActionSpec:
 
 
 def box_action(
-    width: int,
-    environment: ActionSpec | None,
-    options: ImportOptions,
-    *,
-    last: str,
-    affine: tuple[Float64, Float64] | None,
+    width: int, environment: ActionSpec | None, options: ImportOptions, end: Ending
 ) -> tuple[ActionSpec, tuple[str, ...]]:
-    """Return the box action with the scaling that makes it of the network's output, and what was assumed.
+    """Return the box action with the scaling that makes it of what the source gives, and what was assumed.
 
     Args:
         width: elements that the network gives.
         environment: its action space, `None` where none was named.
         options: `action_units` and `squash` decide.
-        last: the head's last activation, "tanh", "sigmoid" or "linear".
-        affine: (scale, shift) that was taken off the network's end.
+        end: of the action, or of the mean.
     """
+    squashes = options.squash == "tanh"
     notes = []
     if environment is None:
-        ones = (1.0,) * width
-        bounds = _reach(affine, width)
-        environment = ActionSpec(
-            kind="box", shape=(width,), low=bounds[0], high=bounds[1], scale=ones, offset=(0.0,) * width
-        )
-        if last == "linear" and options.squash == "none":
-            notes.append("no environment was named: actions are bounded to -1..1")
-    scale, offset = (np.asarray(part, np.float64) for part in (environment.scale, environment.offset))
+        bounded, note = _unknown_space(width, end, unit=squashes or options.action_units == "unit")
+        notes.append(note)
+    else:
+        bounded = environment
     units = options.action_units
     if units is None:
-        squashed = last in ("tanh", "sigmoid") or options.squash == "tanh"
-        units = "unit" if squashed and affine is None else "environment"
+        reaches_ends = squashes or (end.plain and end.kind in ("tanh", "sigmoid"))
+        units = "unit" if reaches_ends and environment is not None else "environment"
         notes.append(f"the action leaves the network in {units} units")
-        if last == "sigmoid" and units == "unit":
-            # From 0..1 instead of -1..1.
-            affine = (np.full(width, 2.0), np.full(width, -1.0))
     if units == "environment":
-        scale, offset = np.ones(width), np.zeros(width)
-    if affine is not None:
-        scale, offset = scale * affine[0].ravel(), scale * affine[1].ravel() + offset
-    return dataclasses.replace(environment, scale=_tuple(scale), offset=_tuple(offset)), tuple(notes)
+        ones = (1.0,) * width
+        return dataclasses.replace(bounded, scale=ones, offset=(0.0,) * width), tuple(notes)
+    if end.plain and end.kind == "sigmoid" and not squashes:
+        notes.append("the sigmoid's 0..1 is scaled to the action's bounds")
+        return scaled_action(bounded, np.full(width, 2.0), np.full(width, -1.0)), tuple(notes)
+    return bounded, tuple(notes)
 
 
-def _reach(affine: tuple[Float64, Float64] | None, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return what a network can reach whose output before `affine` lies in -1..1."""
-    scale, shift = affine or (np.ones(width), np.zeros(width))
-    spread = np.abs(scale.ravel())
-    return _tuple(shift.ravel() - spread), _tuple(shift.ravel() + spread)
+def _unknown_space(width: int, end: Ending, *, unit: bool) -> tuple[ActionSpec, str]:
+    """Return a box of what the source can reach, and a note of it."""
+    if unit or end.kind == "linear":
+        low, high = np.full(width, -1.0), np.full(width, 1.0)
+    else:
+        ends = [np.broadcast_to(value * end.scale.ravel() + end.shift.ravel(), width) for value in end.span]
+        low, high = np.minimum(*ends), np.maximum(*ends)
+    scale, offset = (high - low) / 2, (high + low) / 2
+    space = ActionSpec(
+        kind="box", shape=(width,), low=_tuple(low), high=_tuple(high), scale=_tuple(scale), offset=_tuple(offset)
+    )
+    return space, f"no environment was named: actions are bounded to {low.min():g}..{high.max():g}"
+
+
+def scaled_action(action: ActionSpec, scale: Float64, shift: Float64) -> ActionSpec:
+    """Return the action of a network whose output is scaled before it becomes `action`."""
+    outer, offset = (np.asarray(part, np.float64) for part in (action.scale, action.offset))
+    inner, moved = scale.ravel(), shift.ravel()
+    return dataclasses.replace(action, scale=_tuple(outer * inner), offset=_tuple(outer * moved + offset))
 
 
 def _tuple(values: Float64) -> tuple[float, ...]:

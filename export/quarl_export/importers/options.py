@@ -44,8 +44,9 @@ class ImportOptions:
         stack: frames that an input holds, of every observation or by key; 1 for none.
         stack_fill: what the frames before an episode's first one hold, in the environment's units; "first": that frame
             itself, which is assumed where nothing is said.
-        action_units: "unit": a box action leaves the network in [-1, 1] and is scaled to the space's bounds;
-            "environment": it leaves in the environment's units; `None` to guess: "unit" after tanh.
+        action_units: "unit": a box action leaves the network in [-1, 1], or in [0, 1] after a sigmoid that nothing
+            scales, and is scaled to the space's bounds; "environment": it leaves in the environment's units; `None` to
+            guess: "unit" where an environment was named and a tanh or sigmoid is last, "environment" otherwise.
         squash: of a gaussian head, see `Head`.
         log_std: of a gaussian head whose standard deviation is constant, see `Head`.
         signature: of a SavedModel without Keras metadata, the one to export; "" to pick "action" or

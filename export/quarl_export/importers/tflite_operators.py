@@ -149,6 +149,8 @@ class _Lowering:
         """Add the activation that an operator computes too."""
         code = self.number(operator, slot)
         function = _FUSED[code] if 0 <= code < len(_FUSED) else f"activation {code}"
+        if function == "relu_n1_to_1" and self.builder.cut(tensor, low=-1.0, high=1.0):
+            return tensor
         return self.builder.activation(f"{_name(operator)}_{function}", tensor, function)
 
     def bias(self, operator: Operator) -> NDArray[np.float64] | None:
@@ -278,6 +280,22 @@ def _softmax(low: _Lowering, operator: Operator) -> str:
     return low.builder.activation(_name(operator), _single(low, operator), "softmax")
 
 
+def _cut(low: _Lowering, operator: Operator) -> str:
+    """Take a limit behind a normaliser; see `Builder.cut`."""
+    operands = [low.operand(operator, place) for place in (0, 1)]
+    tensors = [operand for operand in operands if isinstance(operand, str)]
+    limits = [operand for operand in operands if not isinstance(operand, str)]
+    alone = len(tensors) == 1 and sum(operator.inputs[0] in other.inputs for other in low._graph.operators) == 1
+    even = len(limits) == 1 and limits[0].size > 0 and bool((limits[0] == limits[0].flat[0]).all())
+    side = "low" if operator.name == "MAXIMUM" else "high"
+    if not (alone and even and low.builder.cut(tensors[0], **{side: float(limits[0].flat[0])})):
+        raise UnsupportedModel(
+            f"operator {operator.index} ({operator.name}) of the TFLite file is not read here",
+            hint="clipping is read right behind the normalisation of an input, to one pair of limits ±c",
+        )
+    return tensors[0]
+
+
 def _activation(function: str) -> Callable[[_Lowering, Operator], str]:
     return lambda low, operator: low.builder.activation(_name(operator), _single(low, operator), function)
 
@@ -297,6 +315,8 @@ _OPERATORS: Mapping[str, Callable[[_Lowering, Operator], str]] = {
     "MEAN": _mean,
     "RELU": _activation("relu"),
     "RELU6": _activation("relu6"),
+    "MAXIMUM": _cut,
+    "MINIMUM": _cut,
     "TANH": _activation("tanh"),
     "LOGISTIC": _activation("sigmoid"),
     "SOFTMAX": _softmax,

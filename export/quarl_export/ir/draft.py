@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,14 @@ class Draft:
         steps: in an order in which each one's inputs come before it.
         weights: of the layers among the steps, by name.
         outputs: role, or the source's own name, to the step that gives it.
+        clips: input name to what it is clipped to ± behind its first scaling; all that read it read that.
     """
 
     inputs: Mapping[str, Shape]
     steps: tuple[Step, ...]
     weights: Mapping[str, NDArray[np.floating[Any]]]
     outputs: Mapping[str, str]
+    clips: Mapping[str, float] = field(default_factory=dict)
 
 
 def rewired(step: Step, names: Mapping[str, str]) -> Step:

@@ -16,7 +16,7 @@ from quarl_device.environments import EnvSpec
 from quarl_device.errors import UsageError
 from quarl_export.acting import greedy_actions
 from quarl_export.reports.acting import Agreement, agreement
-from quarl_export.reports.findings import Finding, find, forced, one_is_centred
+from quarl_export.reports.findings import Finding, find, forced, one_is_centred, unmatched
 from quarl_export.reports.layers import LayerPair, LayerReport, input_report, level, pair_layers
 from quarl_export.reports.metrics import ErrorMeter, Errors
 from quarl_export.reports.observations import (
@@ -30,7 +30,7 @@ from quarl_export.reports.observations import (
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputMeter, InputSaturation
 from quarl_export.reports.side import Side, read_side
-from quarl_export.reports.structure import Float
+from quarl_export.reports.structure import Float, OtherStructure
 
 _FLOAT = ("float32", "float16")
 _QUANTIZED = ("int8", "int16x8", "dynamic")
@@ -111,6 +111,7 @@ def compare_files(
     env_id: str = "",
     rows: int = DEFAULT_ROWS,
     seed: int = 0,
+    same_policy: bool = False,
 ) -> Comparison:
     """Compare two files of one network.
 
@@ -121,6 +122,8 @@ def compare_files(
         env_id: an environment to play instead, named by a person: one of another module is imported.
         rows: how many observations, at most.
         seed: of what is random.
+        same_policy: both files are known to be of one policy: where a conversion split layers up so that they cannot
+            be matched, inputs, outputs and actions are compared all the same, and a finding says so.
 
     Raises:
         ModelFileError: a file is missing, not TFLite, damaged, or cannot be run.
@@ -135,10 +138,20 @@ def compare_files(
     _check_order(left, right)
     _check_same_observations(left, right)
     traced = TracedFile(left), TracedFile(right)
-    pairs = pair_layers(left, right)
+    pairs, known = _pairs(left, right, same_policy=same_policy)
     contract = right.contract or left.contract
     given = _observations(traced[0], right, contract, observations=observations, env_id=env_id, rows=rows, seed=seed)
-    return _compare(traced[0], traced[1], pairs, given, contract)
+    return _compare(traced[0], traced[1], pairs, given, contract, known=known)
+
+
+def _pairs(left: Side, right: Side, *, same_policy: bool) -> tuple[tuple[LayerPair, ...], tuple[Finding, ...]]:
+    """Return the matched layers, none and a finding where those of one policy cannot be matched."""
+    try:
+        return pair_layers(left, right), ()
+    except OtherStructure:
+        if not same_policy:
+            raise
+        return (), (unmatched(),)
 
 
 def _check_order(left: Side, right: Side) -> None:
@@ -226,6 +239,8 @@ def _compare(
     pairs: tuple[LayerPair, ...],
     given: Observations,
     contract: PolicyContract | None,
+    *,
+    known: tuple[Finding, ...] = (),
 ) -> Comparison:
     source = right.side if right.side.contract else left.side
     mine, its = (_places(each.side, contract, source) for each in (left, right))
@@ -275,5 +290,6 @@ def _compare(
             *(forced(each.side.path, each.side.forced) for each in (left, right) if each.side.forced),
             *(one_is_centred(each.side.path) for each in (left, right) if centred and each.side.centered_q),
             *find(acting, layers, saturation, recorded=given.recorded, traced_gap=traced_gap),
+            *known,
         ),
     )

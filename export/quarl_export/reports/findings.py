@@ -20,6 +20,7 @@ POOR_DB = 20.0
 # Rounding moves a weight by half a step; a range that has not followed it clips it by little more.
 WEIGHT_STEPS = 4.0
 FORCED = "R10"
+UNMATCHED = "R13"
 
 # Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside".
 _FIXED_RANGE = ("TANH", "LOGISTIC", "SOFTMAX")
@@ -74,6 +75,15 @@ def forced(path: str, codes: Sequence[str]) -> Finding:
         severity="warning",
         message=f"{path or 'the file'} was written with --force although these checks failed: {', '.join(codes)}",
         mend="play it before it is used: quarl-edge evaluate; or export it again without --force",
+    )
+
+
+def unmatched() -> Finding:
+    """Return what to know of two files of one policy whose operators differ too much to tell layer by layer."""
+    return Finding(
+        code=UNMATCHED,
+        severity="note",
+        message="the two files compute this policy with different operators, so its layers are not compared one by one",
     )
 
 

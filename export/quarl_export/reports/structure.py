@@ -57,6 +57,10 @@ class Layer:
     operator: int
 
 
+class OtherStructure(UsageError):
+    """Two files whose layers cannot be matched."""
+
+
 def layers_of(graph: Graph, inputs: Sequence[int]) -> tuple[Layer, ...]:
     """Return a file's layers in its order.
 
@@ -132,10 +136,10 @@ def match(left: Graph, ours: Sequence[Layer], right: Graph, theirs: Sequence[Lay
     """Return which layer of `left` is which of `right`, as pairs of places, in `left`'s order.
 
     Raises:
-        UsageError: the files are not the same network; says where they part.
+        OtherStructure: the files are not the same network; says where they part.
     """
     if len(ours) != len(theirs):
-        raise UsageError(
+        raise OtherStructure(
             f"the files are not the same network: one has {len(ours)} layers ({_kinds(ours)}), the other "
             f"{len(theirs)} ({_kinds(theirs)})",
             hint="compare a float and a quantized export of one policy",
@@ -146,7 +150,7 @@ def match(left: Graph, ours: Sequence[Layer], right: Graph, theirs: Sequence[Lay
         wanted = _mapped(layer, known)
         fits = [n for n, other in enumerate(theirs) if n not in taken and _alike(layer, wanted, other)]
         if not fits:
-            raise UsageError(
+            raise OtherStructure(
                 f"the files are not the same network: {_show(layer)} (operator {layer.operator}) has no counterpart",
                 hint="compare a float and a quantized export of one policy",
             )

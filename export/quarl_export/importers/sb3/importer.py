@@ -17,7 +17,7 @@ from quarl_export.importers.sb3.agent import Agent, read_agent
 from quarl_export.importers.sb3.archive import AgentArchive, read_archive
 from quarl_export.importers.sb3.arrays import as_floats
 from quarl_export.importers.sb3.evidence import kept_observations, statistics_doubts
-from quarl_export.importers.sb3.observations import Seen, filled, normalizer, observe
+from quarl_export.importers.sb3.observations import Seen, filled, lost_to_float32, normalizer, observe
 from quarl_export.importers.sb3.policies import acting_tensors, build_network, convolved_keys
 from quarl_export.importers.sb3.spaces import Box, Discrete, action_space, observation_spaces
 from quarl_export.importers.sb3.tensors import TensorArchive
@@ -58,6 +58,7 @@ def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     )
     network = build_network(agent, tensors, seen, action, names=names, what=what)
     constants = normalizer(seen, statistics, divides_images=agent.divides_images, what=what)
+    warnings = (*warnings, *lost_to_float32(seen, constants))
     seen = filled(seen, statistics, what=what)
     contract = PolicyContract(
         env_id=options.env_id,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,10 +45,16 @@ class NetworkBuilder:
         weights: of them, float32, by the graph's names.
         widths: elements of each layer's output.
         what: for messages.
+
+    Args:
+        tensors: of the state dict that act.
+        what: for messages.
+        keys: of the observations, which are names of the graph too.
     """
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.generic]], *, what: str) -> None:
+    def __init__(self, tensors: Mapping[str, NDArray[np.generic]], *, what: str, keys: Collection[str] = ()) -> None:
         self._tensors = tensors
+        self._names = set(keys)
         self._used: set[str] = set()
         self.layers: list[Layer] = []
         self.weights: dict[str, Float32] = {}
@@ -119,7 +125,7 @@ class NetworkBuilder:
         """Add a dense layer of the graph's own `kernel` [in, out] and `bias` [out]."""
         if bias.shape != kernel.shape[1:]:
             raise ModelFileError(f"{self.what}: {name} has {bias.size} biases for {kernel.shape[1]} units")
-        layer = Layer(name=_layer_name(name), kind="dense", inputs=(features.name,))
+        layer = Layer(name=self._layer_name(name), kind="dense", inputs=(features.name,))
         self._store(layer, kernel, bias)
         return self._add(layer, (kernel.shape[1],))
 
@@ -136,7 +142,7 @@ class NetworkBuilder:
                 f"{self.what}: {name} with weights of {weight.shape} does not fit an image of {image.shape}"
             )
         settings = {"strides": (stride, stride), "padding": "valid"}
-        layer = Layer(name=_layer_name(name), kind="conv2d", inputs=(image.name,), settings=settings)
+        layer = Layer(name=self._layer_name(name), kind="conv2d", inputs=(image.name,), settings=settings)
         self._store(layer, weight.transpose(2, 3, 1, 0), bias)
         return self._add(layer, (*size, weight.shape[0]))
 
@@ -144,7 +150,7 @@ class NetworkBuilder:
         """Add a flatten of an image."""
         rows, columns, channels = image.shape
         order = np.arange(math.prod(image.shape)).reshape(channels, rows, columns).transpose(1, 2, 0).ravel()
-        return self._add(Layer(name=_layer_name(name), kind="flatten", inputs=(image.name,)), (order.size,), order)
+        return self._add(Layer(name=self._layer_name(name), kind="flatten", inputs=(image.name,)), (order.size,), order)
 
     def concatenate(self, name: str, parts: Sequence[Features]) -> Features:
         """Add a concatenation of flat tensors; one alone stays as it is."""
@@ -155,13 +161,13 @@ class NetworkBuilder:
             own = np.arange(part.shape[0]) if part.order is None else part.order
             orders.append(own + start)
             start += part.shape[0]
-        layer = Layer(name=_layer_name(name), kind="concatenate", inputs=tuple(part.name for part in parts))
+        layer = Layer(name=self._layer_name(name), kind="concatenate", inputs=tuple(part.name for part in parts))
         return self._add(layer, (start,), np.concatenate(orders))
 
     def activation(self, name: str, features: Features, kind: Kind) -> Features:
         """Add an activation."""
         return self._add(
-            Layer(name=_layer_name(name), kind=kind, inputs=(features.name,)), features.shape, features.order
+            Layer(name=self._layer_name(name), kind=kind, inputs=(features.name,)), features.shape, features.order
         )
 
     def _store(self, layer: Layer, kernel: Float32, bias: Float32) -> None:
@@ -173,7 +179,10 @@ class NetworkBuilder:
         self.widths[layer.name] = math.prod(shape)
         return Features(name=layer.name, shape=shape, order=order)
 
-
-def _layer_name(name: str) -> str:
-    """Return a module's path as a layer's name: an observation key inside it may hold what TensorFlow refuses."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+    def _layer_name(self, path: str) -> str:
+        """Return a module's path as a layer's name of its own: a key inside it may hold what TensorFlow refuses."""
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", path)
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name

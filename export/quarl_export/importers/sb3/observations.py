@@ -26,6 +26,10 @@ from quarl_export.importers.sb3.vecnormalize import Statistics, VecNormalize
 
 Shape = tuple[int, ...]
 
+MAX_FLOAT32_SHARE = 0.01
+"""A step of float32 may be so much of a standard deviation: a quarter of an int8 step over ±6 deviations is 0.012."""
+_FINER_THAN_FLOAT32 = ("float64", "int32", "int64")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
@@ -207,6 +211,30 @@ def normalizer(
         elif key in by_key:
             offset[key], scale[key] = _laid_out(each, by_key[key], what)
     return Normalizer(where="graph" if scale else "none", offset=offset, scale=scale, clip=clip)
+
+
+def lost_to_float32(seen: tuple[Seen, ...], constants: Normalizer) -> tuple[str, ...]:
+    """Return warnings of observations that `VecNormalize` takes in float64 and a policy file cannot.
+
+    A file's input is float32: near 1.7e9 it holds steps of 128, which are all there is of a deviation of 5.
+    """
+    warnings = []
+    for each in seen:
+        key, dtype = each.spec.key, np.dtype(each.spec.dtype)
+        if key not in constants.scale or dtype.name not in _FINER_THAN_FLOAT32:
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):  # what float32 does not hold at all is Q01's
+            steps = np.spacing(np.abs(np.asarray(constants.offset[key], np.float32))).astype(np.float64)
+            shares = np.nan_to_num(steps * np.asarray(constants.scale[key]), posinf=0.0)
+        worst = int(shares.argmax())
+        if shares[worst] > MAX_FLOAT32_SHARE:
+            warnings.append(
+                f"observation {key!r}[{worst}] is {dtype.name} around {constants.offset[key][worst]:.6g}, where "
+                f"float32 has steps of {steps[worst]:.3g}: {shares[worst]:.2g} of its standard deviations. The file "
+                "sees it no finer, and may act otherwise than the agent: let the environment take off a constant, and "
+                "train again"
+            )
+    return tuple(warnings)
 
 
 def filled(seen: tuple[Seen, ...], statistics: VecNormalize | None, *, what: str) -> tuple[Seen, ...]:

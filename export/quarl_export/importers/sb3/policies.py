@@ -108,7 +108,7 @@ def build_network(
         UnsupportedSpace: an action space that the algorithm does not have.
         NonFiniteError: NaN or Inf in the weights.
     """
-    builder = NetworkBuilder(tensors, what=what)
+    builder = NetworkBuilder(tensors, what=what, keys=[each.spec.key for each in seen])
     features = _features(builder, agent, seen, extractor_prefix(agent.family, names))
     outputs, head, unit_actions = _HEADS[agent.family](builder, agent, features, action)
     builder.check_all_used()

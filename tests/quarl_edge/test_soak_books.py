@@ -1,0 +1,154 @@
+"""The books of a soak notice whatever is lost, comes twice, or is said and not so."""
+
+import dataclasses
+import struct
+
+import numpy as np
+import pytest
+from block_factory import BOOT as BOOT_ID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quarl_device.actor.recorder import Recorder
+from quarl_device.wire.block import BlockCodec
+from quarl_edge.replay.journal import Journal
+from quarl_edge.soak.books import STEP_NUMBERS, StoredBlock, balance, read_counts, read_journal, reward_of
+from quarl_edge.soak.learner import soak_spec
+
+STEPS = 16
+
+
+def life(name, blocks, *, sizes=None):
+    """Return the blocks of a life that lost nothing."""
+    step, made = 0, []
+    for sequence in range(blocks):
+        size = sizes[sequence] if sizes else STEPS
+        made.append(StoredBlock(device="pi", boot_id=name, sequence=sequence, first_step=step, steps=size))
+        step += size
+    return made
+
+
+def close(stored, *, made, kills=0):
+    [books] = balance(stored, made={"pi": made}, kills={"pi": kills}, block_steps=STEPS)
+    return books
+
+
+def test_what_was_made_is_stored():
+    books = close(life("a", 5) + life("b", 3), made=8 * STEPS)
+    assert (books.stored, books.lives, books.blocks, books.unfinished, books.faults) == (8 * STEPS, 2, 8, 0, ())
+
+
+@pytest.mark.parametrize(("missing", "kills", "right"), [(0, 0, True), (1, 0, False), (16, 1, True), (17, 1, False)])
+def test_a_kill_may_take_one_unfinished_block_and_no_step_more(missing, kills, right):
+    books = close(life("a", 5), made=5 * STEPS + missing, kills=kills)
+    assert (books.unfinished, not books.faults) == (missing, right)
+
+
+def test_more_stored_than_made_is_wrong():
+    assert "never made" in close(life("a", 5), made=79).faults[0]
+
+
+def test_a_device_that_did_nothing_is_wrong():
+    assert close([], made=0).faults == ("it made no step",)
+
+
+def test_a_device_that_nobody_knows_is_wrong():
+    books = balance(life("a", 1), made={"other": 1}, kills={"other": 1}, block_steps=STEPS)
+    assert [(one.device, bool(one.faults)) for one in books] == [("other", False), ("pi", True)]
+
+
+def test_a_block_that_is_stored_twice_is_wrong_wherever_it_comes():
+    blocks = life("a", 5)
+    for again in (blocks[4], blocks[1]):
+        books = close([*blocks, again], made=5 * STEPS)
+        assert (books.duplicates, books.stored) == (1, 5 * STEPS)
+        assert "stored twice" in books.faults[0]
+
+
+def test_a_gap_that_is_declared_counts_as_dropped_and_one_that_is_not_is_wrong():
+    first, second, third, fourth = life("a", 4)
+    for declared, right in [(((0, 2),), True), (((1, 2),), True), ((), False), (((0, 1),), False)]:
+        books = close([first, dataclasses.replace(fourth, declared=declared)], made=4 * STEPS, kills=4)
+        assert (books.declared_dropped, not books.faults) == (2 * STEPS if right else 0, right)
+    assert close([first, second, third, fourth], made=4 * STEPS).declared_dropped == 0
+
+
+def test_a_declared_gap_without_steps_and_steps_without_a_gap_are_wrong():
+    first, second, third = life("a", 3)
+    late = dataclasses.replace(third, first_step=STEPS, declared=((0, 1),))
+    assert "missing before it" in close([first, late], made=2 * STEPS).faults[0]
+    jumps = dataclasses.replace(second, first_step=STEPS + 3)
+    assert "missing before it" in close([first, jumps], made=2 * STEPS + 3).faults[0]
+    overlaps = dataclasses.replace(second, first_step=STEPS - 3)
+    assert "missing before it" in close([first, overlaps], made=2 * STEPS).faults[0]
+
+
+def test_a_block_that_comes_after_a_later_one_is_wrong():
+    first, second, third = life("a", 3)
+    late = dataclasses.replace(third, declared=((0, 1),))
+    assert any("came after" in fault for fault in close([first, late, second], made=3 * STEPS).faults)
+
+
+def test_rows_of_other_steps_are_wrong():
+    [block] = life("a", 1)
+    assert "its rows" in close([dataclasses.replace(block, rows_hold=False)], made=STEPS).faults[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_loss_of_any_stored_block_is_found(data):
+    lives = [life(name, data.draw(st.integers(1, 6))) for name in "abc"]
+    order = [block for one in lives for block in one]
+    made = sum(block.steps for block in order)
+    assert not close(order, made=made).faults
+    index = data.draw(st.integers(0, len(order) - 1))
+    assert close(order[:index] + order[index + 1 :], made=made).faults
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def payload(rewards, *, sequence=0, base=0, first_step=0, valid=None):
+    spec = soak_spec()
+    recorder = Recorder(spec, num_envs=1, max_rows=len(rewards))
+    recorder.restart(np.zeros((1, 4), np.float32))
+    recorder.begin()
+    recorder.reward[:, 0] = reward_of(np.array(rewards))
+    if valid is not None:
+        recorder.valid[:, 0] = valid
+    recorder.acted_by(0, 1, 1)
+    recorder.end(len(rewards))
+    return BlockCodec(spec).encode(recorder.block(boot_id=BOOT_ID, sequence=sequence, base=base, first_step=first_step))
+
+
+def stored(tmp_path, *payloads):
+    journal = Journal(tmp_path / "journal")
+    journal.bind(lambda: (0, {}))
+    for one in payloads:
+        journal.append("pi", one)
+    journal.close()
+    return list(read_journal(tmp_path / "journal", soak_spec()))
+
+
+def test_the_journal_is_read_as_it_was_written(tmp_path):
+    first, second = stored(tmp_path, payload([1, 2, 3]), payload([8, 9], sequence=4, base=2, first_step=7))
+    assert first == StoredBlock(device="pi", boot_id=BOOT_ID, sequence=0, first_step=0, steps=3)
+    assert (second.sequence, second.steps, second.declared, second.rows_hold) == (4, 2, ((0, 1),), True)
+
+
+@pytest.mark.parametrize("rewards", [[1, 2, 2], [1, 3, 4], [2, 3, 4], [0, 1, 2], [3, 2, 1]])
+def test_a_row_that_is_missing_double_or_astray_is_seen(tmp_path, rewards):
+    assert not stored(tmp_path, payload(rewards))[0].rows_hold
+
+
+def test_dummy_rows_are_no_steps_and_numbers_begin_again(tmp_path):
+    [dummy] = stored(tmp_path, payload([1, 7, 2], valid=[True, False, True]))
+    assert (dummy.steps, dummy.rows_hold) == (2, True)
+    [last] = stored(tmp_path / "2", payload([STEP_NUMBERS - 1, 0, 1], first_step=STEP_NUMBERS - 2))
+    assert last.rows_hold
+
+
+def test_counts_of_all_lives_are_added_and_one_that_was_just_begun_is_none(tmp_path):
+    for name, data in {"1": struct.pack("<Q", 5), "2": struct.pack("<Q", 7), "3": b""}.items():
+        (tmp_path / name).write_bytes(data)
+    assert read_counts(tmp_path) == 12
