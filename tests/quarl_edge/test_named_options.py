@@ -19,7 +19,7 @@ COMMAND = re.compile(r"\b(quarl-edge|quarl-device) ([a-z][a-z-]*(?: [a-z][a-z-]*
 # Of programs that are not ours.
 FOREIGN = {"--logdir", "--system-site-packages"}
 # Of this repository's processes to one another, not for people.
-PRIVATE = {"--die-with-parent"}
+PRIVATE = {"--die-with-parent", "--journal", "--epoch", "--key"}
 
 
 def options_by_command():
@@ -44,7 +44,7 @@ def options_by_command():
 
 
 KNOWN = options_by_command()
-ALL = set().union(*KNOWN.values()) | FOREIGN
+ALL = set().union(*KNOWN.values()) | FOREIGN | PRIVATE
 
 
 def messages(path):
