@@ -50,6 +50,7 @@ class Speaker:
 
     def _state(self, now_s: float) -> DeviceState:
         acting, standstill = self._shared.acting, self._shared.standstill
+        blocked = standstill.lasting(now_s)
         return DeviceState(
             status="online",
             device=self._config.name,
@@ -63,8 +64,8 @@ class Speaker:
             actor_index=self._config.actor_index,
             runtime=self._runtime,
             package=__version__,
-            blocked=standstill.lasting(now_s),
-            blocked_since_unix_s=standstill.since_unix_s(now_s, time.time()),
+            blocked=blocked,
+            blocked_since_unix_s=standstill.since_unix_s(now_s, time.time()) if blocked else 0.0,
         )
 
     def keep_block(self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy) -> None:

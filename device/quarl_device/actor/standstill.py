@@ -57,8 +57,8 @@ class Standstill:
         return self.lasting(now_s) != self._announced and now_s - self._announced_s > _STEADY_S
 
     def since_unix_s(self, now_s: float, now_unix_s: float) -> float:
-        """Return since when a `lasting` stop lasts, on the wall clock; 0 if there is none."""
-        return now_unix_s - (now_s - self.since_s) if self.lasting(now_s) else 0.0
+        """Return since when the loop stands still, on the wall clock; 0 while it runs."""
+        return now_unix_s - (now_s - self.since_s) if self.reason else 0.0
 
     @property
     def total_s(self) -> float:
