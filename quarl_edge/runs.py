@@ -160,7 +160,10 @@ def latest(root: Path = DEFAULT_ROOT) -> RunDirectory:
     """
     runs = [run for run in _runs(root) if run.has_policy]
     if not runs:
-        raise RunNotFound(f"no run with a policy under {root.absolute()}", hint=_HINT)
+        raise RunNotFound(
+            f"no run with a policy under {root.absolute()}",
+            hint=f"runs elsewhere: --runs DIR; one run or another source: --from PATH; {_HINT}",
+        )
     return max(runs, key=_age)
 
 
@@ -182,7 +185,7 @@ def latest_policy(*, source: Path | None = None, root: Path = DEFAULT_ROOT) -> P
         return source / "policy"
     if (source / _CONFIG).is_file():
         raise RunNotFound(f"run {source} has not kept a policy yet", hint="train it for longer with --resume")
-    raise RunNotFound(f"no run and no policy checkpoint at {source}", hint=_HINT)
+    raise RunNotFound(f"no run and no policy checkpoint at {source}", hint=f"another: --from PATH; {_HINT}")
 
 
 def _runs(root: Path) -> Iterator[RunDirectory]:

@@ -24,6 +24,7 @@ from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, Tensor, read_graph
 from quarl_device.heads import action_size, bind_outputs
 from quarl_device.preprocess import bind_inputs
+from quarl_device.sources import pointing_at_export
 from quarl_device.wire.limits import MAX_POLICY_BYTES
 
 METADATA_NAME = "quarl.policy.v1"
@@ -183,9 +184,11 @@ def read_policy_path(path: Path | str) -> PolicyFile:
         ModelFileError: missing, a directory, unreadable, over the cap, not TFLite, damaged.
         ContractError: no contract, or one that does not fit the file's tensors.
     """
-    data = read_capped(Path(path), cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="policy file")
-    with naming(Path(path)):
-        return read_policy(data)
+    place = Path(path)
+    with pointing_at_export(place):
+        data = read_capped(place, cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="policy file")
+        with naming(place):
+            return read_policy(data)
 
 
 def encode_metadata(contract: PolicyContract, golden: GoldenVectors, provenance: Mapping[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,10 +21,15 @@ from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
 
 _HIDDEN = "256,256,256"
+_MAX_UNITS = 16_384  # of `quarl_export.networks`, which may not be installed
 _SOURCE_KEYS = {"name", "path", "env", "vecnormalize", "head"}
 
 
+_NoModel = Annotated[str | None, typer.Argument(hidden=True)]
+
+
 def push(
+    model: _NoModel = None,
     hidden: Annotated[str, typer.Option(help="Sizes of the hidden layers, with commas.")] = _HIDDEN,
     pushes: Annotated[
         int | None, typer.Option(help="Pushes to time: 1,000 patches, or 100 end to end.", min=1, max=1_000_000)
@@ -48,6 +54,7 @@ def push(
       quarl-edge bench push --end-to-end --format json
       quarl-edge bench push --end-to-end --hidden 2048,2048,2048 --actors 8 --format json
     """
+    _refuse_model("push", model)
     sizes = _sizes(hidden)
     require_learner("bench")
     if end_to_end:
@@ -95,6 +102,7 @@ def _push_end_to_end(sizes: tuple[int, ...], *, actors: int, pushes: int, broker
 
 
 def act(
+    model: _NoModel = None,
     hidden: Annotated[str, typer.Option(help="Sizes of the hidden layers, with commas.")] = _HIDDEN,
     pixels: Annotated[
         bool, typer.Option("--pixels", help="Mnih et al. 2015's convolutions on stacked 84x84 images instead.")
@@ -112,14 +120,19 @@ def act(
       quarl-edge bench act
       quarl-edge bench act --hidden 64,64 --io int8 --format json
       quarl-edge bench act --pixels --calls 500
+
+    A policy file of your own: quarl-device bench model.tflite
     """
+    _refuse_model("act", model)
     sizes = _sizes(hidden)
     require_learner("bench")
     from quarl_device.runtime import find_runtime
+
+    found = find_runtime(runtime)
     from quarl_export.bench import act_speed, dense_policy, pixel_policy
 
     policy = pixel_policy() if pixels else dense_policy(sizes)
-    speed = act_speed(policy, io=io.value, calls=calls, runtime=find_runtime(runtime))
+    speed = act_speed(policy, io=io.value, calls=calls, runtime=found)
     if output is Format.JSON:
         write_json({**asdict(speed), "machine": describe_machine()})
         return
@@ -166,11 +179,23 @@ def schemes(
         write_json({"episodes": episodes, "seed": seed, "machine": describe_machine(), "rows": rows})
 
 
+def _refuse_model(figure: str, model: str | None) -> None:
+    """Say that a figure is one of networks by their sizes, where somebody names a file."""
+    if model is not None:
+        raise UsageError(
+            f"bench {figure} times a network of random weights, not the file {model[:80]!r}",
+            hint=f"sizes: --hidden 64,64; a policy file of your own: quarl-device bench {shlex.quote(model[:80])}",
+        )
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--hidden {text[:80]!r}: expected sizes with commas, such as {_HIDDEN}") from None
+    if not all(1 <= size <= _MAX_UNITS for size in sizes):
+        raise UsageError(f"--hidden {text[:80]!r}: expected sizes of 1..{_MAX_UNITS:,}, such as {_HIDDEN}")
+    return sizes
 
 
 def _read_manifest(path: Path) -> list[dict[str, str]]:

@@ -18,6 +18,7 @@ from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import export_options as given
 from quarl_edge.cli import source_options as said
 from quarl_edge.cli.calibration import PLAY, environment, journal_observations, named_observations
+from quarl_edge.cli.early import look_at_calibration, look_at_source
 from quarl_edge.cli.export_options import Io, RangeKind, Runtime, Scheme
 from quarl_edge.cli.inspect import compile_where_possible
 from quarl_edge.cli.interrupts import quit_at_interrupt
@@ -107,6 +108,12 @@ def export(
         )
     require_learner("export")
     place = checkpoint or source or Path()
+    look_at_source(place, wishes)
+    look_at_calibration(calibrate)
+    _look_at_scheme(
+        scheme=scheme, per_channel=per_channel, io=io, weight_bits=weight_bits, activation_bits=activation_bits,
+        head_output=head_output, runtime=runtime, range_rule=range_rule, percentile=percentile,
+    )  # fmt: skip
     with closing(make_progress()) as progress:
         progress.note(f"reading {source or checkpoint}")
         _load_library()
@@ -172,6 +179,33 @@ def _refuse_lost_input(model: Path, inputs: Mapping[str, Path | None]) -> None:
     for what, path in inputs.items():
         if path is not None and model.exists() and path.exists() and model.samefile(path):
             raise UsageError(f"{model} is what {what} reads; it would be lost", hint="write to another file")
+
+
+def _look_at_scheme(
+    *,
+    scheme: Scheme,
+    per_channel: bool,
+    io: Io,
+    weight_bits: int | None,
+    activation_bits: int | None,
+    head_output: given.HeadOutputName | None,
+    runtime: Runtime,
+    range_rule: RangeKind | None,
+    percentile: float | None,
+) -> None:
+    """Refuse what does not go together whatever the policy is, before TensorFlow is loaded."""
+    from quarl_export.scheme_options import SchemeOptions
+
+    SchemeOptions(
+        scheme=scheme.value,
+        io=io.value,
+        per_channel=per_channel,
+        runtime=runtime.value,
+        weight_bits=weight_bits or 8,
+        activation_bits=activation_bits or 8,
+        head_output=head_output.value if head_output else "int8",
+    )
+    _rule(range_rule, percentile)
 
 
 def _load_library() -> None:

@@ -11,6 +11,7 @@ from quarl_device.errors import UsageError
 from quarl_device.inspect.model import inspect_path
 from quarl_device.inspect.text import render
 from quarl_edge.cli import source_options as said
+from quarl_edge.cli.early import look_at_source
 from quarl_edge.cli.output import Format, write_json, write_line
 from quarl_edge.cli.source_options import SourceWishes, Squash
 from quarl_edge.extras import require_learner
@@ -63,7 +64,7 @@ def inspect(
     if layers or (model.exists() and not _is_tflite(model)):
         _inspect_source(model, output, wishes)
         return
-    if wishes != SourceWishes():
+    if wishes != SourceWishes() and model.exists():
         raise UsageError(
             f"{model} is looked at as it is; what a source cannot say is asked for with its layers alone",
             hint="add --layers, or leave the options of a source out",
@@ -95,6 +96,7 @@ def _is_tflite(path: Path) -> bool:
 
 def _inspect_source(path: Path, output: Format, wishes: SourceWishes) -> None:
     require_learner("inspect of anything but a .tflite")
+    look_at_source(path, wishes)
     from quarl_export.describe import describe, describe_text
     from quarl_export.importers import import_policy
 

@@ -52,8 +52,8 @@ Outputs = Annotated[
     typer.Option(
         "--output",
         metavar="ROLE=NAME",
-        help="Output of the model that gives q_values, logits, action, mean or log_std; others stay behind; may be "
-        "given often.",
+        help="Output of the model that gives a ROLE: q_values, logits, action, mean or log_std; others stay behind; "
+        "may be given often.",
     ),
 ]
 Signature = Annotated[str, typer.Option("--signature", metavar="NAME", help="Function of a SavedModel that acts.")]
@@ -84,6 +84,12 @@ SquashOption = Annotated[
 VecNormalize = Annotated[
     Path | None, typer.Option("--vecnormalize", help="VecNormalize statistics of a Stable-Baselines3 zip.")
 ]
+
+# The roles are those of `quarl_export.importers.options`, which may not be installed.
+_FORMS = {
+    "--output": "ROLE is q_values, logits, action, mean or log_std, NAME the model's own name: --output q_values=q1",
+    "--input": "NAME is the model's own name, KEY an observation of the environment: --input camera=image",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +180,7 @@ def read_pairs(option: str, words: Sequence[str] | None, form: str) -> dict[str,
     for word in words or ():
         name, separator, value = word.partition("=")
         if not (name and separator and value):
-            raise UsageError(f"{option} {word[:80]!r} is not of the form {form}")
+            raise UsageError(f"{option} {word[:80]!r} is not of the form {form}", hint=_FORMS.get(option, ""))
         if name in pairs:
             raise UsageError(f"{option} {name[:80]!r} is given twice")
         pairs[name] = value

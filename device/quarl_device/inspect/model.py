@@ -17,6 +17,7 @@ from quarl_device.inspect.probe import Probe, probe
 from quarl_device.inspect.tensors import Size, describe_operator, describe_tensor, measure, scheme_of
 from quarl_device.lint import check_runnable
 from quarl_device.policy_file import METADATA_NAME, PolicyFile, forced_checks, read_policy
+from quarl_device.sources import pointing_at_export
 
 MAX_INSPECT_BYTES = 512 * 1024 * 1024
 _NO_CONTRACT = "no policy contract in the file: quarl-edge export writes one"
@@ -117,9 +118,10 @@ def inspect_path(path: Path, *, load: bool = True) -> Inspection:
     Raises:
         ModelFileError: missing, a directory, unreadable, over the cap, not TFLite, damaged.
     """
-    data = read_capped(path, cap_bytes=MAX_INSPECT_BYTES, error=ModelFileError, what="model file")
-    with naming(path):
-        return inspect_bytes(data, path=str(path), load=load)
+    with pointing_at_export(path):
+        data = read_capped(path, cap_bytes=MAX_INSPECT_BYTES, error=ModelFileError, what="model file")
+        with naming(path):
+            return inspect_bytes(data, path=str(path), load=load)
 
 
 def inspect_bytes(

@@ -13,6 +13,7 @@ from quarl_device.files import naming, read_capped
 from quarl_device.flatbuffer import Graph, read_graph
 from quarl_device.inspect.tensors import scheme_of
 from quarl_device.policy_file import METADATA_NAME, GoldenVectors, forced_checks, read_policy
+from quarl_device.sources import pointing_at_export
 from quarl_device.wire.limits import MAX_POLICY_BYTES
 from quarl_export.file_runner import check_runs
 
@@ -55,9 +56,10 @@ def read_side(path: Path) -> Side:
         ModelFileError: missing, not TFLite, damaged, or the runtime cannot run it.
         ContractError: it has a contract that does not hold.
     """
-    data = read_capped(path, cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="model file")
-    with naming(path):
-        return side_of(data, path=str(path))
+    with pointing_at_export(path):
+        data = read_capped(path, cap_bytes=MAX_POLICY_BYTES, error=ModelFileError, what="model file")
+        with naming(path):
+            return side_of(data, path=str(path))
 
 
 def side_of(data: bytes, *, path: str = "") -> Side:
