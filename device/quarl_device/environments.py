@@ -175,9 +175,21 @@ def _bounds(bound: Array) -> tuple[float, ...] | None:
 
 
 def check_matches(
-    env: gymnasium.Env[Any, Any] | VectorAdapter, observations: tuple[ObservationSpec, ...], action: ActionSpec
+    env: gymnasium.Env[Any, Any] | VectorAdapter,
+    observations: tuple[ObservationSpec, ...],
+    action: ActionSpec,
+    *,
+    given: str = "",
+    made_for: str = "",
 ) -> None:
     """Refuse an environment whose spaces are not the given ones; bounds of observations may differ.
+
+    Args:
+        env: the environment.
+        observations: that it must have.
+        action: likewise.
+        given: id of `env`, for the message; "" where nobody chose it.
+        made_for: id of the environment that the specs come from; "" where it is not known.
 
     Raises:
         SpaceMismatch: naming each difference.
@@ -196,8 +208,19 @@ def check_matches(
     mine, wanted = ((a.kind, a.n, a.start, a.shape, a.low, a.high) for a in (found_action, action))
     if mine != wanted:
         differences.append(f"action: the environment has {_show_action(found_action)}, expected {_show_action(action)}")
-    if differences:
-        raise SpaceMismatch("; ".join(differences), hint="the policy or learner belongs to another environment")
+    if not differences:
+        return
+    said, hint = "; ".join(differences), "the policy or learner belongs to another environment"
+    if given and made_for and given != made_for:
+        said = f"the policy was made for {made_for}, and {given} is another environment: {said}"
+        hint = f"--env {made_for}, or leave --env out where the file names it"
+    elif given and made_for:
+        said = f"{given} is another one here than the policy was made for: {said}"
+        hint = "install the version of its package that the policy was made with"
+    elif given:
+        said = f"{given} is not the environment that the policy was made for: {said}"
+        hint = "name that one with --env ID"
+    raise SpaceMismatch(said, hint=hint)
 
 
 def _show(part: tuple[tuple[int, ...], str] | None) -> str:

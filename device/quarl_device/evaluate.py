@@ -91,7 +91,7 @@ def evaluate(
     policy = Policy.load(policy_file, runtime=runtime)
     world = make_single(spec, allow_module=allow_module)
     try:
-        check_matches(world, contract.observations, contract.action)
+        check_matches(world, contract.observations, contract.action, given=spec.env_id, made_for=contract.env_id)
         played = _play(_Player(world, policy), episodes=episodes, seed=seed, stop=stop, progress=progress)
     finally:
         world.close()

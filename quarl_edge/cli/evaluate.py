@@ -50,6 +50,7 @@ def evaluate(
             env=EnvSpec(env_id=env) if env else None,
             runtime=find_runtime(runtime or None),
             progress=progress.advance,
+            allow_module=bool(env),
         )
     if output is Format.JSON:
         _write_json(result)

@@ -8,7 +8,7 @@ from report_pairs import pair
 
 from quarl_device.contract import ObservationSpec
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import NonFiniteError, UnknownEnvironment, UsageError
+from quarl_device.errors import NonFiniteError, SpaceMismatch, UnknownEnvironment, UsageError
 from quarl_export.reports.observations import by_default, by_playing, from_archive, stacked_shape
 from quarl_export.reports.side import read_side
 
@@ -157,7 +157,7 @@ def test_playing_keeps_what_the_environment_shows_and_repeats():
 
 
 def test_playing_another_environment():
-    with pytest.raises(UsageError, match="Acrobot-v1 shows"):
+    with pytest.raises(SpaceMismatch, match="Acrobot-v1 shows"):
         by_playing(EnvSpec(env_id="Acrobot-v1"), VECTOR, lambda _: 0)
     with pytest.raises(UnknownEnvironment):
         by_playing(EnvSpec(env_id="CartPole-v99"), VECTOR, lambda _: 0)

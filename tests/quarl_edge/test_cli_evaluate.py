@@ -4,8 +4,11 @@ import dataclasses
 import json
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 
+from quarl_device import environments
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import main
@@ -46,3 +49,44 @@ def test_a_file_without_an_environment_is_told_the_next_command(capsys, tmp_path
     assert main(["evaluate", str(path)]) == 2
     assert f"quarl-edge evaluate {path} --env ID" in capsys.readouterr().err
     assert main(["evaluate", str(path), "--env", "Pendulum-v1", "--episodes", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "shapes"),
+    [
+        ("Acrobot-v1", ("float32[6]", "3 actions")),
+        ("Pendulum-v1", ("float32[3]", "box[1]")),
+        ("MountainCar-v0", ("float32[2]", "3 actions")),
+    ],
+)
+def test_a_wrong_environment_is_refused_alike_by_evaluate_and_compare(capsys, env, shapes):
+    path = str(DATA / "cartpole.tflite")
+    for words in (["evaluate", path], ["compare", path, path]):
+        assert main([*words, "--env", env]) == 22
+        err = capsys.readouterr().err
+        assert f"the policy was made for CartPole-v1, and {env} is another environment" in err
+        assert all(part in err for part in ("float32[4]", "2 actions", *shapes))
+        assert "--env CartPole-v1" in err
+
+
+def test_an_environment_that_differs_in_its_actions_alone_is_refused_by_compare_too(capsys):
+    path = str(DATA / "pendulum.tflite")
+    for words in (["evaluate", path], ["compare", path, path]):
+        assert main([*words, "--env", f"{__name__}:QuarlWide-v0"]) == 22
+        assert "action: the environment has box[2]" in capsys.readouterr().err
+
+
+class Wide(gymnasium.Env):
+    """What Pendulum shows, with two joints to move."""
+
+    observation_space = gymnasium.spaces.Box(-8.0, 8.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-2.0, 2.0, (2,), np.float32)
+
+
+gymnasium.register("QuarlWide-v0", Wide)
+
+
+def test_the_command_that_adds_box2d_is_one_and_the_same():
+    """README and error name it; swig is needed first, and a user who meets one of the two gets no further."""
+    readme = (DATA.parents[1] / "README.md").read_text()
+    assert environments._EXTRAS["box2d"] in readme

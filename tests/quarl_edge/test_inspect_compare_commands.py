@@ -157,7 +157,7 @@ def test_compare_with_recorded_observations(capsys, tmp_path):
         (["compare", FLOAT, "none.tflite"], 10, "not found"),
         (["compare", FLOAT, DATA / "cartpole.tflite"], 2, "observe different things"),
         (["compare", FLOAT, INT8, "--env", "Nowhere-v0"], 20, "Nowhere-v0"),
-        (["compare", FLOAT, INT8, "--env", "CartPole-v1"], 2, "CartPole-v1 shows"),
+        (["compare", FLOAT, INT8, "--env", "CartPole-v1"], 22, "CartPole-v1 is"),
         (["compare", FLOAT, INT8, "--observations", DATA], 2, "is a directory"),
         (["compare", FLOAT, INT8, "--rows", "0"], 2, "rows"),
         (["compare", FLOAT, INT8, "--rows", "8", "--report", INT8], 2, "expected a directory"),

@@ -129,7 +129,7 @@ def compare_files(
         ModelFileError: a file is missing, not TFLite, damaged, or cannot be run.
         ContractError: a contract does not hold.
         UsageError: not the same network, the two in the other order, or observations that do not fit.
-        UnknownEnvironment: no such environment.
+        UnknownEnvironment, SpaceMismatch: no such environment, or one that is not the policy's.
         NonFiniteError: a file gives NaN or Inf.
     """
     if observations is not None and env_id:
@@ -203,7 +203,7 @@ def _observations(
     # The file knows how its own environment was made; another one, as the device does it, is made as registered.
     kwargs = contract.env_kwargs if env_id == contract.env_id else {}
     spec = EnvSpec(env_id=env_id, kwargs=kwargs)
-    return by_playing(spec, source.observations, act, rows=rows, seed=seed, allow_module=True)
+    return by_playing(spec, source.observations, act, contract=contract, rows=rows, seed=seed, allow_module=True)
 
 
 def _renamed(arrays: Mapping[str, Any], source: Side, target: Side) -> dict[str, Any]:

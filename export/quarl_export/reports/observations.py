@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import Normalizer, ObservationSpec
-from quarl_device.environments import EnvSpec, make_single
-from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_device.contract import Normalizer, ObservationSpec, PolicyContract
+from quarl_device.environments import EnvSpec, check_matches, make_single, spaces_to_specs
+from quarl_device.errors import EnvironmentMisbehaved, SpaceMismatch, UsageError
 from quarl_device.frame_stack import restack
 from quarl_export.calibration.data import by_single_key, checked_rows
 from quarl_export.npz import read_npz
@@ -126,6 +127,7 @@ def by_playing(
     specs: Sequence[ObservationSpec],
     act: Callable[[Mapping[str, NDArray[Any]]], Any],
     *,
+    contract: PolicyContract | None = None,
     rows: int = DEFAULT_ROWS,
     seed: int = 0,
     allow_module: bool = False,
@@ -136,13 +138,14 @@ def by_playing(
         place: which environment.
         specs: what the policy observes; an environment that shows something else is refused.
         act: one observation per key, stacked where the policy stacks, to an action of the environment's space.
+        contract: of the policy that plays; `None`: the shapes of observations alone are compared.
         rows: how many observations to keep.
         seed: of the first episode and of the random actions; episode i starts from seed + i.
         allow_module: see `environments.check_registered`.
 
     Raises:
         UnknownEnvironment: no such id.
-        UsageError: the environment shows other observations.
+        SpaceMismatch: the environment shows or takes something else than the policy.
         EnvironmentMisbehaved: it raised.
     """
     env_id = place.env_id
@@ -150,6 +153,8 @@ def by_playing(
     rng = np.random.default_rng(seed)
     kept: dict[str, list[NDArray[Any]]] = {spec.key: [] for spec in specs}
     try:
+        if contract is not None:
+            _check_spaces(env, specs, contract, env_id)
         env.action_space.seed(seed)
         episode = 0
         observation, _ = env.reset(seed=seed)
@@ -173,6 +178,17 @@ def by_playing(
     return Observations(arrays=arrays, source=source, recorded=True)
 
 
+def _check_spaces(
+    env: gymnasium.Env[Any, Any], specs: Sequence[ObservationSpec], contract: PolicyContract, env_id: str
+) -> None:
+    """Refuse the environments that `evaluate` refuses, but for the key of a single observation."""
+    wanted = tuple(specs)
+    if len(wanted) == 1 and not isinstance(env.observation_space, gymnasium.spaces.Dict):
+        found, _ = spaces_to_specs(env.observation_space, env.action_space)
+        wanted = (replace(wanted[0], key=found[0].key),)
+    check_matches(env, wanted, contract.action, given=env_id, made_for=contract.env_id)
+
+
 def _by_key(observation: Any, specs: Sequence[ObservationSpec], env_id: str) -> dict[str, NDArray[Any]]:
     parts = observation if isinstance(observation, Mapping) else {specs[0].key: observation}
     arrays = {spec.key: np.asarray(parts[spec.key]) for spec in specs if spec.key in parts}
@@ -180,7 +196,7 @@ def _by_key(observation: Any, specs: Sequence[ObservationSpec], env_id: str) -> 
     if wrong:
         found = {str(key): list(np.shape(value)) for key, value in parts.items()}
         wanted = {spec.key: list(spec.shape) for spec in specs}
-        raise UsageError(f"{env_id} shows {found}, the policy observes {wanted}")
+        raise SpaceMismatch(f"{env_id} shows {found}, the policy observes {wanted}")
     return {key: array.copy() for key, array in arrays.items()}
 
 
