@@ -18,7 +18,8 @@ $(STAMP): pyproject.toml device/pyproject.toml export/pyproject.toml constraints
 	  { echo "quarl-edge needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing. Run: sudo apt-get install -y python3-venv"; exit 1; }
-	$(PIP) install -q -c constraints.txt -e device -e export -e '.[learner,dev]'
+	@echo "Installing quarl-edge and TensorFlow into $(VENV): about 2 GB, one to three minutes on a good line"
+	$(PIP) install -c constraints.txt -e device -e export -e '.[learner,dev]'
 	@touch $@
 
 demo: install

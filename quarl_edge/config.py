@@ -336,7 +336,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def _known(name: str) -> str:
     if name not in _HINTS:
-        raise UsageError(f"unknown setting {name[:80]!r}", hint=_nearest(name, sorted(_HINTS)))
+        settings = sorted(set(_HINTS) - {"env_id"})
+        hint = _nearest(name, settings) or f"there are {', '.join(settings)}"
+        raise UsageError(f"unknown setting {name[:80]!r}", hint=hint)
     return name
 
 

@@ -13,21 +13,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from quarl_device.errors import RunNotFound, UsageError
+from quarl_device.errors import QuarlError, RunNotFound, UsageError
 from quarl_device.files import read_capped, write_atomic
 from quarl_device.wire.limits import MAX_JSON_BYTES
 from quarl_edge.config import TrainConfig
 
 DEFAULT_ROOT = Path("runs")
+LEARNER_PUBLIC = "learner.pub"
+_MAX_POLICY_JSON_BYTES = 16 * 1024 * 1024
 _CONFIG = "config.json"
 _POLICY = "policy.json"
 _NAME = re.compile(r".+-[a-z0-9]+-(\d{8}T\d{6}Z)-s\d+(?:-\d+)?")
@@ -139,6 +143,38 @@ class RunDirectory:
     def logs(self) -> Path:
         """Logs of processes that the run started."""
         return self.path / "logs"
+
+    def kept_return(self) -> float | None:
+        """Return what the kept policy was judged to return, `None` where there is none or nothing says so."""
+        try:
+            said = json.loads(
+                read_capped(self.policy / _POLICY, cap_bytes=_MAX_POLICY_JSON_BYTES, error=RunNotFound, what="policy")
+            )
+            return float(said["provenance"]["judged"]["result"]["return_mean"])
+        except (RunNotFound, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    @contextlib.contextmanager
+    def kept_if_begun(self) -> Iterator[None]:
+        """Remove the run where an error ends it before anything was learned, stored or logged."""
+        try:
+            yield
+        except QuarlError:
+            self._discard_if_empty()
+            raise
+
+    def _discard_if_empty(self) -> None:
+        begun = (self.checkpoints, self.policy)
+        told = (path for part in (self.journal, self.logs) for path in part.rglob("*"))
+        if any(part.exists() for part in begun) or any(path.is_file() and path.stat().st_size for path in told):
+            return
+        # Its own parts alone: the directory may be one that the user has made, for other things too.
+        for part in (self.journal, self.logs, self.tensorboard):
+            shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for name in (_CONFIG, LEARNER_PUBLIC):
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
 
     @property
     def has_policy(self) -> bool:

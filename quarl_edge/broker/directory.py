@@ -63,12 +63,16 @@ class Made:
         folder: the client's credentials.
         broker: where they say to connect.
         before: its entry until now, `None` for a new client.
+        again: it was enrolled before, so a client may still run with earlier credentials.
+        distrusting: of a learner, the devices enrolled earlier that trust another learner's key.
     """
 
     entry: Enrolled
     folder: Path
     broker: BrokerURL
     before: Enrolled | None = None
+    again: bool = False
+    distrusting: tuple[str, ...] = ()
 
 
 class BrokerDirectory:
@@ -246,8 +250,10 @@ class BrokerDirectory:
         extra: dict[str, bytes] = {}
         if role == "learner":
             public, extra = self._signing(name)
+            extra |= _trust(public)
         elif role == "device":
-            extra = _trust(learner_key.hex if learner_key else register.learner_key_for(fleet))
+            public = learner_key.hex if learner_key else register.learner_key_for(fleet)
+            extra = _trust(public)
         entry = Enrolled(
             name=name,
             role=role,
@@ -270,7 +276,14 @@ class BrokerDirectory:
             before=lambda: register.add(entry).write(self._register_file),
         )
         self._write_rules()
-        return Made(entry=entry, folder=self.credentials_of(name), broker=url, before=known)
+        return Made(
+            entry=entry,
+            folder=self.credentials_of(name),
+            broker=url,
+            before=known,
+            again=register.knows(name),
+            distrusting=register.distrusting(entry),
+        )
 
     def revoke(self, name: str) -> None:
         """Put every certificate of a client on the list of revoked ones; done twice, it does the rest of once.

@@ -30,7 +30,7 @@ class Enrolled:
         serial: of the certificate, in hex.
         expires: Unix seconds.
         revoked: Unix seconds, 0 while it holds.
-        learner_key: a learner's public key in hex, "" for others.
+        learner_key: a public key in hex: a learner's own, a device's the one that it was given to trust; "" for none.
     """
 
     name: str
@@ -106,6 +106,13 @@ class Register:
             if entry.role == "learner":
                 learners.setdefault(entry.fleet, entry.learner_key)
         return learners.get(fleet) or learners.get("", "")
+
+    def distrusting(self, learner: Enrolled) -> tuple[str, ...]:
+        """Return the devices that a learner will serve, and that were given another learner's key."""
+        if learner.role != "learner":
+            return ()
+        served = (entry for entry in self.current() if entry.role == "device" and learner.fleet in ("", entry.fleet))
+        return tuple(entry.name for entry in served if entry.learner_key not in ("", learner.learner_key))
 
     @classmethod
     def read(cls, path: Path) -> Register:

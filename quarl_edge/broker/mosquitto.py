@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -160,7 +158,7 @@ class MosquittoServer:
                 raise BrokerStartFailed(
                     f"Mosquitto ended with status {self._process.returncode}; its last lines above say why"
                 )
-            with contextlib.suppress(OSError), socket.create_connection(self._listen.nearby, timeout=0.5):
+            if self._listen.is_listened_at():
                 return
             time.sleep(0.02)
         raise BrokerStartFailed(f"Mosquitto does not accept connections at {self._listen} after {_START_S:.0f} s")

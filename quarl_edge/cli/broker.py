@@ -122,6 +122,11 @@ def up(
             return
         only = "; this machine alone reaches it: --listen 0.0.0.0:8883" if address.local_only else ""
         write_line(f"{engine} listens at {address}, TLS with client certificates{only}")
+        if address.port != TLS_PORT:
+            write_line(
+                f"Credentials made before name port {TLS_PORT}: they need --broker mqtts://HOST:{address.port}, "
+                "or new ones (quarl-edge enroll NAME --renew)"
+            )
 
     run_broker(BrokerDirectory(directory), address, engine=engine, ready=ready)
 

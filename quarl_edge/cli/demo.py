@@ -151,7 +151,7 @@ def _run(config: TrainConfig, runs: Path, model: Path, started: float) -> tuple[
             f"{config.env_id}, seed {config.seed}: an embedded broker, a learner and {config.actors} actors; "
             f"run {directory.path}"
         )
-        with StopSignal() as stop:
+        with StopSignal() as stop, directory.kept_if_begun():
             result = run_training(
                 config,
                 directory,

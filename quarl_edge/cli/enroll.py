@@ -10,7 +10,7 @@ import typer
 
 from quarl_device.errors import UsageError
 from quarl_device.link import BrokerURL
-from quarl_device.link.credentials import ROLES
+from quarl_device.link.credentials import LEARNER_PUBLIC_FILE, ROLES
 from quarl_device.names import DEFAULT_FLEET
 from quarl_device.wire.keys import PublicKey
 from quarl_edge.broker.directory import DEFAULT_DAYS, BrokerDirectory, Made
@@ -20,6 +20,7 @@ from quarl_edge.cli.broker import DEFAULT_DIRECTORY
 from quarl_edge.cli.output import Format, write_json, write_line, write_table
 
 _Directory = Annotated[Path, typer.Option("--broker-dir", metavar="DIR", help="The broker's directory.")]
+_SHOWN = 8
 _Output = Annotated[Format, typer.Option("--format", help="text or json.")]
 
 
@@ -58,6 +59,9 @@ def enroll(
     url = BrokerURL.parse(broker) if broker else None
     if url is not None and not url.tls:
         raise UsageError("credentials need TLS", hint=f"--broker mqtts://{url.address}")
+    running = find_running(opened)
+    if url is None and running is not None:
+        url = BrokerURL(host=opened.hosts()[0], port=running.listen.port, tls=True)
     made = opened.enroll(
         name,
         role=role,
@@ -67,13 +71,14 @@ def enroll(
         learner_key=PublicKey.from_file(learner_key) if learner_key else None,
         broker=url,
     )
-    running = find_running(opened)
     if running is not None:
         running.reload()
     if output is Format.JSON:
         write_json(_summary(made))
     else:
         _show(made)
+        if url is None:
+            write_line(f"Port {made.broker.port} is assumed, since no broker runs here to ask; another: --broker URL")
 
 
 def revoke(
@@ -94,6 +99,10 @@ def revoke(
         write_line(f"{name} is revoked, and its session at the broker is ended")
     else:
         write_line(f"{name} is revoked; no `quarl-edge broker up` runs here, so reload a broker that runs otherwise")
+    if output is Format.TEXT:
+        write_line(
+            f"To let it in again: quarl-edge enroll {name}. Its client needs those new credentials and a restart."
+        )
 
 
 def _summary(made: Made) -> dict[str, object]:
@@ -106,7 +115,9 @@ def _summary(made: Made) -> dict[str, object]:
         "credentials": str(made.folder),
         "serial": made.entry.serial,
         "expires_unix_s": made.entry.expires,
-        "pins_learner_key": (made.folder / "learner.pub").exists(),
+        "pins_learner_key": made.entry.role == "device" and (made.folder / LEARNER_PUBLIC_FILE).exists(),
+        "restart_client": made.again,
+        "devices_without_its_key": list(made.distrusting),
     }
 
 
@@ -130,7 +141,18 @@ def _show(made: Made) -> None:
     if made.before is not None and made.before.fleet != entry.fleet:
         left, joined = (fleet or "every fleet" for fleet in (made.before.fleet, entry.fleet))
         write_line(f"It has moved from {left} to {joined}; its earlier certificates have the new rights too.")
-    if entry.role == "device" and not (made.folder / "learner.pub").exists():
+    if made.again:
+        write_line("A client that runs shows its old certificate until it has these credentials and is started again.")
+    if made.distrusting:
+        _show_distrusting(made)
+    if entry.role == "device" and not (made.folder / LEARNER_PUBLIC_FILE).exists():
         write_line("No learner's key came along: the device will trust the first that it meets (--learner-key FILE).")
     if made.broker.host == "localhost":
         write_line("It connects to localhost; for a board, name the broker: quarl-edge broker init DIR --host NAME")
+
+
+def _show_distrusting(made: Made) -> None:
+    """Say who refuses this learner, and how each gets its key."""
+    names = ", ".join(made.distrusting[:_SHOWN]) + (", ..." if len(made.distrusting) > _SHOWN else "")
+    write_line(f"Enrolled earlier, these devices trust another learner's key and will refuse this one: {names}")
+    write_line(f"  scp {made.folder / LEARNER_PUBLIC_FILE} BOARD:{made.distrusting[0]}/    # each, then restart it")

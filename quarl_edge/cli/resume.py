@@ -1,4 +1,4 @@
-"""Which configuration a run goes on with: its own, but for its budget and its number of local actors."""
+"""Which configuration a run goes on with: its own, but for its budget, its goal and its number of local actors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quarl_edge.checkpoint import env_steps_of, latest
 from quarl_edge.config import TrainConfig, parse_setting, read_preset
 from quarl_edge.runs import RunDirectory
 
-# What was learned under other settings may not change.
-_CHANGEABLE = ("steps", "actors")
+# What was learned under other settings may not change; where to stop may.
+_CHANGEABLE = ("steps", "actors", "goal_return")
 
 
 def resumed_config(
@@ -35,7 +35,8 @@ def resumed_config(
         settings: of `--set`.
 
     Raises:
-        UsageError: something asked for contradicts the run's config.json; or the budget is used up already.
+        UsageError: something asked for contradicts the run's config.json; or nothing is left to do, since the budget is
+            used up or the goal reached.
         RunNotFound, CheckpointError: the run's configuration is damaged, or it has no checkpoint.
     """
     stored = directory.config
@@ -51,7 +52,9 @@ def resumed_config(
                 hint="leave it out, or start a new run without --resume",
             )
     config = stored.replace(**changes)
-    _check_budget(directory.path, config, done=steps_done(directory), asked="steps" in changes, usual=stored.steps)
+    done = steps_done(directory)
+    _check_goal(directory, config, done=done, usual=stored.steps)
+    _check_budget(directory.path, config, done=done, asked="steps" in changes, usual=stored.steps)
     return config
 
 
@@ -99,6 +102,21 @@ def _check_budget(path: Path, config: TrainConfig, *, done: int, asked: bool, us
     raise UsageError(
         f"the run {path} has done {done:,} steps, and {budget} their total over all sessions: nothing is left to do",
         hint=f"--steps {next_budget(done, usual)}",
+    )
+
+
+def _check_goal(directory: RunDirectory, config: TrainConfig, *, done: int, usual: int) -> None:
+    """Refuse a run whose kept policy has reached the goal: it would load for seconds to end at once.
+
+    Lockstep judges what came after its checkpoint again, and ends by itself where it did.
+    """
+    reached = None if config.lockstep or config.goal_return is None else directory.kept_return()
+    if config.goal_return is None or reached is None or reached < config.goal_return:
+        return
+    raise UsageError(
+        f"the run {directory.path} has reached its goal: its policy returns {reached:.1f} of {config.goal_return:g}; "
+        "nothing is left to do",
+        hint=f"go on beyond it: --set goal_return=none --steps {next_budget(done, usual)}",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,9 @@ def train(
     algorithm: Annotated[str, typer.Option(help="dqn, the only one so far.")] = "",
     actors: Annotated[int | None, typer.Option(help="Actor processes here; 0: all elsewhere, with --broker.")] = None,
     envs_per_actor: Annotated[int | None, typer.Option(help="Environments per actor, stepped as one batch.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Total of environment steps, over all sessions of a run.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Total of environment steps over all sessions of a run, also with --resume.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     broker: Annotated[str, typer.Option(help="'embedded', or mqtt[s]://[user@]host[:port].")] = "embedded",
     fleet: Annotated[str, typer.Option(help="Fleet that this learner serves. Default: 'default'.")] = "",
@@ -75,6 +79,7 @@ def train(
       quarl-edge train CartPole-v1 --broker mqtt://localhost --max-policy-lag '30 s' --metrics-port 9464
       quarl-edge train --resume --run runs/CartPole-v1-dqn-20260101T120000Z-s0 --steps 100000
     """
+    started_s = time.monotonic()
     require_learner("train")
     if metrics_port is not None:
         require_metrics()
@@ -111,11 +116,13 @@ def train(
         metrics=None if metrics_port is None else (metrics_host, metrics_port),
     )
     directory = RunDirectory(run) if resume and run else RunDirectory.create(config, path=run, root=DEFAULT_ROOT)
-    result = _run(config, directory, access, resume=resume)
+    with contextlib.nullcontext() if resume else directory.kept_if_begun():
+        result = _run(config, directory, access, resume=resume)
+    wall_s = time.monotonic() - started_s
     if output is Format.JSON:
-        write_json(_summary(config, directory, result))
+        write_json(_summary(config, directory, result, wall_s=wall_s))
     else:
-        _show(config, directory, result)
+        _show(config, directory, result, wall_s=wall_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +231,7 @@ def _run(config: TrainConfig, directory: RunDirectory, access: _Access, *, resum
         progress.close()
 
 
-def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult) -> dict[str, Any]:
+def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult, *, wall_s: float) -> dict[str, Any]:
     best = result.best
     return {
         "run": str(directory.path),
@@ -239,6 +246,7 @@ def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult) 
         "pushes": result.pushes,
         "pushes_held_back": result.pushes_held_back,
         "train_s": result.train_s,
+        "wall_s": wall_s,
         "prepare_ms_p50": result.prepare_ms_p50,
         "push_ms_p50": result.push_ms_p50,
         "samples_per_insert": result.samples_per_insert,
@@ -255,18 +263,20 @@ def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult) 
     }
 
 
-def _show(config: TrainConfig, directory: RunDirectory, result: TrainResult) -> None:
+def _show(config: TrainConfig, directory: RunDirectory, result: TrainResult, *, wall_s: float) -> None:
     following = []
     if result.best is not None:
         following.append(f"quarl-edge export model.tflite --from {directory.path}")
-    # A run that has reached its goal ends at once when it is resumed.
-    if result.resumable and result.reason is not StopReason.SOLVED:
+    if result.resumable:
         steps = next_budget(result.env_steps, config.steps)
-        following.append(f"quarl-edge train --resume --run {directory.path} --steps {steps}")
-    write_table(f"{config.env_id} · {config.algorithm} · seed {config.seed}", _rows(config, result), following)
+        # A run that has reached its goal goes on only where it has none.
+        beyond = " --set goal_return=none" if result.reason is StopReason.SOLVED else ""
+        following.append(f"quarl-edge train --resume --run {directory.path} --steps {steps}{beyond}")
+    rows = _rows(config, result, wall_s=wall_s)
+    write_table(f"{config.env_id} · {config.algorithm} · seed {config.seed}", rows, following)
 
 
-def _rows(config: TrainConfig, result: TrainResult) -> list[tuple[str, str]]:
+def _rows(config: TrainConfig, result: TrainResult, *, wall_s: float) -> list[tuple[str, str]]:
     best, before = result.best, result.env_steps - result.session_env_steps
     rows = [("ended", result.reason.value)]
     if best is None:
@@ -285,6 +295,7 @@ def _rows(config: TrainConfig, result: TrainResult) -> list[tuple[str, str]]:
         f"{result.train_s:.1f} s"
     )
     rows.append(("this session", session))
+    rows.append(("total time", f"{wall_s:.1f} s, with set-up and judging"))
     rows.append(("whole run", f"{result.env_steps:,} env steps, {result.updates:,} updates"))
     rows += audit_rows(result.audited, result.audit_failures, result.conversion_reason)
     return [*rows, *refused_rows(result.ingest_refused)]

@@ -48,10 +48,11 @@ def learner_lines(snapshot: Mapping[str, Any]) -> list[str]:
         return [f"fleet {fleet}: no learner"]
     head = f"fleet {fleet}: learner {learner['status']}, {learner['env'] or 'unknown environment'}"
     if "env_steps" not in learner:
-        return [f"{head}, last heard {_ago(learner['heard_s'])}"]
+        said = "nothing heard of it yet" if learner["heard_s"] is None else f"last heard {_ago(learner['heard_s'])}"
+        return [f"{head}, {said}"]
     judged = "-" if learner["int8_return"] is None else f"{learner['int8_return']:.1f}"
     return [
-        f"{head}, heard {_ago(learner['heard_s'])}"
+        f"{head}, last heard {_ago(learner['heard_s'])}"
         + (f", waits {learner['blocked_s']:.0f} s for: {learner['blocked']}" if learner["blocked"] else ""),
         f"steps {learner['env_steps']:,} ({learner['env_steps_per_s']:,.0f}/s)  updates {learner['updates']:,} "
         f"({learner['updates_per_s']:,.0f}/s)  policy {learner['policy_version']}  int8 return {judged}",

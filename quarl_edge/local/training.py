@@ -11,7 +11,8 @@ from quarl_device.files import write_atomic
 from quarl_device.link.credentials import CREDENTIALS_VARIABLE
 from quarl_device.link.url import PASSWORD_VARIABLE
 from quarl_device.wire.keys import LearnerKey
-from quarl_edge.checkpoint import load_latest
+from quarl_device.wire.learner_telemetry import LearnerTelemetry
+from quarl_edge.checkpoint import Checkpoint, load_latest
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.metrics import TensorBoard
 from quarl_edge.learner.receiver import FlowReport
@@ -21,7 +22,7 @@ from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.access import BrokerAccess, Login, open_broker
 from quarl_edge.local.actors import ActorCommand, ActorProcesses
 from quarl_edge.progress import Progress
-from quarl_edge.runs import RunDirectory
+from quarl_edge.runs import LEARNER_PUBLIC, RunDirectory
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def run_training(
     metrics = TensorBoard(run.tensorboard)
     try:
         with (
-            _exporter(metrics_at, progress) as observers,
+            _exporter(metrics_at, progress, _at_start(config, checkpoint)) as observers,
             open_broker(broker, actors=config.actors, login=login or Login(), fleet=fleet, log_dir=run.logs) as access,
         ):
             session = Session(
@@ -93,8 +94,26 @@ def run_training(
         metrics.close()
 
 
+def _at_start(config: TrainConfig, checkpoint: Checkpoint | None) -> FlowReport:
+    """Return what is known before training begins: how far the run is."""
+    state = {} if checkpoint is None else checkpoint.state
+    return FlowReport(
+        learner=LearnerTelemetry(
+            epoch=0,
+            env_steps=int(state.get("env_steps", 0)),
+            updates=int(state["progression"]["updates"]) if state else 0,
+            replay_capacity=config.replay_capacity,
+            blocked="starting",
+        ),
+        actors={},
+        blocked_s={},
+    )
+
+
 @contextlib.contextmanager
-def _exporter(at: tuple[str, int] | None, progress: Progress) -> Iterator[list[Callable[[FlowReport], None]]]:
+def _exporter(
+    at: tuple[str, int] | None, progress: Progress, known: FlowReport
+) -> Iterator[list[Callable[[FlowReport], None]]]:
     if at is None:
         yield []
         return
@@ -102,6 +121,7 @@ def _exporter(at: tuple[str, int] | None, progress: Progress) -> Iterator[list[C
 
     host, port = at
     with Exporter(port, host=host) as exporter:
+        exporter.observe(known)
         progress.note(f"metrics at http://{host}:{exporter.port}/metrics")
         yield [exporter.observe]
 
@@ -110,7 +130,7 @@ def _local_actors(
     config: TrainConfig, run: RunDirectory, access: BrokerAccess, *, fleet: str, key: LearnerKey
 ) -> ActorProcesses | None:
     # Written for actors elsewhere too: a person copies it to a board for --learner-key.
-    public_key = run.path / "learner.pub"
+    public_key = run.path / LEARNER_PUBLIC
     write_atomic(public_key, f"{key.public.hex}\n".encode(), error=QuarlError, what="the learner's public key")
     if not access.actors:
         return None

@@ -28,7 +28,8 @@ def test_the_older_one_ends_at_the_third_turn():
     assert error.code == 52
     assert str(error) == (
         "another process uses the id 'pi-1' on this broker (boot id ffffffffffffffff, this one is 0000000000000000): "
-        "each throws the other off (give one of them another --id)"
+        "each throws the other off (give one of them another --id, or "
+        "credentials of its own: quarl-edge enroll NAME)"
     )
 
 

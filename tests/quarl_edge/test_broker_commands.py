@@ -1,12 +1,17 @@
 """`broker init | up | ls`, `enroll` and `revoke` as commands: what they say, in text and JSON, and their exit codes."""
 
 import json
+import os
 import re
 import shutil
+import signal
 
 import pytest
 
-from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.keys import LearnerKey, PublicKey
+from quarl_edge.broker.address import Address
+from quarl_edge.broker.directory import BrokerDirectory
+from quarl_edge.broker.running import Running, declared
 from quarl_edge.cli.app import run
 
 BASE = ("broker", "ls", "--format", "json")
@@ -193,3 +198,65 @@ def test_local_actors_take_the_devices_of_their_fleet(home):
     found = local_credentials(Path("broker/clients"), 2, fleet="lab")
     assert found == {"a": Path("broker/clients/a"), "c": Path("broker/clients/c")}
     assert local_credentials(None, 0, fleet="lab") == {}
+
+
+def enrolled(capsys, *words):
+    """Return what an enrolment says to a person."""
+    assert run(["enroll", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_client_that_is_enrolled_again_is_to_be_started_again(home, capsys):
+    assert "started again" not in enrolled(capsys, "pi-1")
+    assert "started again" in enrolled(capsys, "pi-1", "--renew")
+    assert run(["revoke", "pi-1"]) == 0
+    assert "quarl-edge enroll pi-1. Its client needs those new credentials and a restart" in capsys.readouterr().out
+    assert "started again" in enrolled(capsys, "pi-1")
+    assert run(["enroll", "pi-1", "--renew", "--format", "json"]) == 0
+    assert said(capsys)["restart_client"] is True
+    assert run(["enroll", "pi-2", "--format", "json"]) == 0
+    assert said(capsys)["restart_client"] is False
+
+
+def test_a_learner_that_comes_later_is_told_who_does_not_trust_it(home, capsys):
+    for name, fleet in (("arm-1", "arms"), ("arm-2", "arms"), ("leg-1", "legs")):
+        enrolled(capsys, name, "--fleet", fleet)
+    enrolled(capsys, "arm-2", "--fleet", "arms", "--renew")
+    assert run(["enroll", "lab-2", "--role", "learner", "--fleet", "arms", "--format", "json"]) == 0
+    told = said(capsys)
+    assert told["devices_without_its_key"] == ["arm-1", "arm-2"]
+    assert told["pins_learner_key"] is False
+    shown = enrolled(capsys, "lab-3", "--role", "learner")
+    assert "trust another learner's key and will refuse this one: arm-1, arm-2, leg-1" in shown
+    key = home / "broker/clients/lab-3/learner.pub"
+    assert f"scp {key} BOARD:arm-1/" in shown
+    assert PublicKey.from_file(key) == LearnerKey.load_or_create(home / "broker/clients/lab-3/signing.key").public
+    assert "trust another" not in enrolled(capsys, "learner", "--renew")
+    assert "trust another" not in enrolled(capsys, "viewer-1", "--role", "viewer")
+
+
+def test_the_port_is_that_of_the_broker_that_runs(home, capsys):
+    """A client with the usual port in its credentials would not find a broker elsewhere."""
+    assert "Port 8883 is assumed" in enrolled(capsys, "pi-1")
+    assert "assumed" not in enrolled(capsys, "pi-2", "--broker", "mqtts://hub.local:9000")
+    opened = BrokerDirectory(home / "broker")
+    running = Running(pid=os.getpid(), listen=Address(host="127.0.0.1", port=9883), engine="amqtt")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with declared(opened, running):
+            shown = enrolled(capsys, "pi-3")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "mqtts://hub.local:9883" in shown
+    assert "assumed" not in shown
+    assert 'broker = "mqtts://hub.local:9883"' in (home / "broker/clients/pi-3/credentials.toml").read_text()
+
+
+@pytest.mark.parametrize(("port", "warned"), [(8883, False), (9883, True)])
+def test_another_port_than_the_usual_one_is_said_to_be_missing_in_credentials(home, capsys, monkeypatch, port, warned):
+    def start(_directory, address, *, engine, ready):
+        ready(Running(pid=1, listen=address, engine=engine))
+
+    monkeypatch.setattr("quarl_edge.cli.broker.run_broker", start)
+    assert run(["broker", "up", "--listen", f"127.0.0.1:{port}"]) == 0
+    assert ("--broker mqtts://HOST:9883" in capsys.readouterr().out) is warned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -46,7 +47,7 @@ def test_what_the_run_has_anyway_may_be_said_again(run):
         ({"preset": "CartPole-v1"}, r"evaluate_period_pushes = 8, but .* = 2"),
         ({"preset": "CartPol-v1"}, "did you mean 'CartPole-v1'"),
         ({"settings": ["hidden=32"]}, r"--set hidden asks for hidden = 32, but .* 64,64"),
-        ({"settings": ["goal_return=none"]}, r"goal_return = none, but .* = 475"),
+        ({"settings": ["double_q=true"]}, r"double_q = True, but .* = False"),
         ({"asked": {"seed": 3}}, r"--seed asks for seed = 3, but .* seed = 0"),
         ({"asked": {"envs_per_actor": 4}}, r"--envs-per-actor asks for .* = 4, but .* = 1"),
         ({"asked": {"lockstep": True, "actors": 1}}, r"lockstep = True, but .* = False"),
@@ -92,3 +93,31 @@ def test_the_steps_of_a_second_checkpoint_at_one_step_are_read_too(tmp_path):
         save_checkpoint(run.checkpoints, Checkpoint(state={}), env_steps=1_000)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["ckpt-000000001000", "ckpt-000000001000.1"]
     assert steps_done(run) == 1_000
+
+
+def solve(run, return_mean):
+    run.policy.mkdir()
+    said = {"provenance": {"judged": {"result": {"return_mean": return_mean}}}}
+    (run.policy / "policy.json").write_text(json.dumps(said))
+
+
+def test_a_run_that_has_reached_its_goal_says_how_to_go_on(run):
+    solve(run, 480.0)
+    with pytest.raises(UsageError, match=r"480.0 of 475.*--set goal_return=none --steps 2400"):
+        resumed(run, asked={"steps": 2000})
+    beyond = resumed(run, asked={"steps": 2400}, settings=["goal_return=none"])
+    assert beyond == CONFIG.replace(steps=2400, goal_return=None)
+    assert resumed(run, asked={"steps": 2400}, settings=["goal_return=490"]).goal_return == 490
+
+
+def test_a_run_below_its_goal_goes_on(run):
+    solve(run, 470.0)
+    assert resumed(run, asked={"steps": 2000}).goal_return == 475
+
+
+def test_lockstep_judges_again_what_came_after_its_checkpoint(tmp_path):
+    """So what it has kept says nothing of what the resume will find."""
+    run = RunDirectory.create(CONFIG.replace(lockstep=True, actors=1), path=tmp_path / "r")
+    (run.checkpoints / "ckpt-000000000832").mkdir(parents=True)
+    solve(run, 480.0)
+    assert resumed(run, asked={"steps": 2000}).steps == 2000

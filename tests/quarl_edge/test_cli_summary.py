@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 from quarl_device.evaluate import Evaluation
+from quarl_edge.cli import train
 from quarl_edge.cli.demo import DemoReport, _rows, _show
 from quarl_edge.cli.output import Format
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
-from quarl_edge.cli.train import _rows as train_rows
-from quarl_edge.cli.train import _show as show_run
-from quarl_edge.cli.train import _summary
 from quarl_edge.config import make_config
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.local.evaluator import Judged
@@ -22,6 +21,10 @@ PLAYED = Evaluation(
     env_id="CartPole-v1", episodes=20, seed=1000, returns=(480.0,) * 20, return_mean=480.0, return_std=0.0,
     runtime="litert", sha256="0" * 64, act_us_p50=1.0, steps=9_600,
 )  # fmt: skip
+
+
+train_rows = functools.partial(train._rows, wall_s=9.84)
+show_run = functools.partial(train._show, wall_s=9.84)
 
 
 def judged(env_steps):
@@ -47,6 +50,7 @@ def test_the_rule_of_selection_is_said():
 def test_this_session_and_the_whole_run_are_told_apart():
     rows = dict(train_rows(CONFIG, result()))
     assert rows["this session"] == "816 env steps, 1,600 updates, 25 pushes, 3.2 s"
+    assert rows["total time"] == "9.8 s, with set-up and judging"
     assert rows["whole run"] == "2,016 env steps, 4,000 updates"
     assert rows["int8 return"] == "480.0 at 1,500 steps"
     assert rows["chosen as"].startswith("best of 12 judgements")
@@ -70,13 +74,17 @@ def test_the_line_to_resume_is_shown_where_it_works(tmp_path, capsys):
     show_run(CONFIG, run, result(reason=StopReason.INTERRUPTED, env_steps=900, session_env_steps=900))
     assert "--steps 1000" in capsys.readouterr().out
     show_run(CONFIG, run, result(resumable=False))
-    show_run(CONFIG, run, result(reason=StopReason.SOLVED))
     assert "--resume" not in capsys.readouterr().out
+    show_run(CONFIG, run, result(reason=StopReason.SOLVED))
+    assert f"--resume --run {tmp_path} --steps 3000 --set goal_return=none" in capsys.readouterr().out
 
 
 def test_the_object_of_train_is_json(tmp_path):
-    report = json.loads(json.dumps(_summary(CONFIG, RunDirectory(tmp_path), result(ingest_refused={"34": 1}))))
+    report = json.loads(
+        json.dumps(train._summary(CONFIG, RunDirectory(tmp_path), result(ingest_refused={"34": 1}), wall_s=9.84))
+    )
     assert report["judgements"] == 12
+    assert (report["train_s"], report["wall_s"]) == (3.25, 9.84)
     assert report["last_return_mean"] == 412.5
     assert (report["session_env_steps"], report["env_steps"]) == (816, 2016)
     assert report["refused"] == {"34": 1}

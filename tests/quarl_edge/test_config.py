@@ -80,6 +80,7 @@ def test_settings_are_read_by_the_type_of_the_field(text, value):
         ("hiden=64", "did you mean 'hidden'"),
         ("learning_rat=1", "did you mean 'learning_rate'"),
         ("zzzzzz=1", "unknown setting 'zzzzzz'"),
+        ("foo=1", "there are activation_bits, actors, .*weight_bits"),
         ("steps=many", "expected a whole number"),
         ("steps=1.5", "expected a whole number"),
         ("steps=inf", "expected a whole number"),

@@ -11,9 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from quarl_device.errors import QuarlError
 from quarl_device.wire.learner_telemetry import Lag, LearnerTelemetry
 from quarl_device.wire.messages import DeviceState, Telemetry
+from quarl_edge.checkpoint import Checkpoint
+from quarl_edge.config import make_config
 from quarl_edge.flow import prometheus as module
 from quarl_edge.flow.prometheus import Exporter
 from quarl_edge.learner.receiver import ActorView, FlowReport
+from quarl_edge.local import training
+from quarl_edge.progress import Silent
+
+CONFIG = make_config("CartPole-v1")
 
 BOOT = "0123456789abcdef"
 LEARNER = LearnerTelemetry(
@@ -117,3 +123,16 @@ def test_every_name_is_in_the_guide(exporter):
     exporter.observe(replace(REPORT, learner=replace(LEARNER, int8_return=1.0)))
     missing = {key[0] for key in scrape(exporter)} - {word.strip("`,|") for word in guide.split()}
     assert not missing
+
+
+@pytest.mark.parametrize("steps", [0, 1_216])
+def test_before_training_begins_it_tells_how_far_the_run_is(monkeypatch, steps):
+    state = {"env_steps": steps, "progression": {"updates": 3 * steps}}
+    checkpoint = Checkpoint(state=state, arrays={}) if steps else None
+    known = training._at_start(CONFIG, checkpoint)
+    with training._exporter(("127.0.0.1", 0), Silent(), known) as (observe,):
+        found = scrape(observe.__self__)
+    assert found["quarl_learner_env_steps_total",] == steps
+    assert found["quarl_learner_updates_total",] == 3 * steps
+    assert found["quarl_learner_replay_capacity_transitions",] == CONFIG.replay_capacity
+    assert found["quarl_learner_report_age_seconds",] < 60

@@ -128,3 +128,52 @@ def test_a_source_may_be_a_run_or_a_policy(tmp_path):
     bare = RunDirectory.create(CONFIG, path=tmp_path / "bare")
     with pytest.raises(RunNotFound, match="not kept a policy yet"):
         latest_policy(source=bare.path)
+
+
+def fail(run):
+    with pytest.raises(UsageError, match="no broker"), run.kept_if_begun():
+        raise UsageError("no broker")
+
+
+def test_a_start_that_fails_leaves_no_run(tmp_path):
+    run = RunDirectory.create(CONFIG, root=tmp_path / "runs", now=NOON)
+    run.tensorboard.mkdir()
+    (run.tensorboard / "events").write_text("nothing of worth")
+    run.logs.mkdir()
+    (run.logs / "broker.log").touch()
+    (run.path / "learner.pub").write_text("key")
+    fail(run)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["checkpoints/ckpt-1", "policy/policy.json", "journal/segment", "logs/actor-0.log"])
+def test_a_run_that_has_something_to_tell_is_kept_when_it_fails(tmp_path, part):
+    run = RunDirectory.create(CONFIG, root=tmp_path / "runs", now=NOON)
+    (run.path / part).parent.mkdir()
+    (run.path / part).write_text("what was stored, learned or said")
+    fail(run)
+    assert (run.path / part).exists()
+    assert RunDirectory.open(run.path).config == CONFIG
+
+
+def test_what_else_lies_in_the_users_directory_stays_there(tmp_path):
+    run = RunDirectory.create(CONFIG, path=tmp_path / "mine")
+    (run.path / "notes.txt").write_text("the user's")
+    fail(run)
+    assert [path.name for path in run.path.iterdir()] == ["notes.txt"]
+
+
+def test_nothing_is_taken_from_a_run_that_ends_well(tmp_path):
+    run = RunDirectory.create(CONFIG, path=tmp_path / "mine")
+    with run.kept_if_begun():
+        pass
+    assert RunDirectory.open(run.path).config == CONFIG
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"provenance": {"judged": null}}', "[" * 10_000])
+def test_a_kept_return_that_nothing_says_is_none(tmp_path, text):
+    run = RunDirectory.create(CONFIG, path=tmp_path / "mine")
+    assert run.kept_return() is None
+    run.policy.mkdir()
+    (run.policy / "policy.json").write_text(text)
+    assert run.kept_return() is None

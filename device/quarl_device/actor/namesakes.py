@@ -77,5 +77,5 @@ class Namesakes:
         return IdInUse(
             f"another process uses the id {self._name!r} on this broker (boot id {boot_id}, this one is "
             f"{self._boot_id}): each throws the other off",
-            hint="give one of them another --id",
+            hint="give one of them another --id, or credentials of its own: quarl-edge enroll NAME",
         )

@@ -24,6 +24,7 @@ class PinnedKey:
 
     def __init__(self, file: Path | None) -> None:
         self._key = PublicKey.from_file(file) if file else None
+        self._file = file
 
     def check(self, birth: LearnerBirth) -> None:
         """Refuse a birth that cannot be of the learner that is trusted.
@@ -37,8 +38,14 @@ class PinnedKey:
         if self._key is not None and self._key != PublicKey.from_hex(birth.public_key):
             raise KeyMismatch(
                 f"learner epoch {birth.epoch} has key {birth.public_key[:16]}..., pinned is {self._key.hex[:16]}...",
-                hint="restart the actor to trust it, or give its key with --learner-key",
+                hint=self._advice(),
             )
+
+    def _advice(self) -> str:
+        """Return how the other key comes to be trusted: a restart forgets one that was met, and reads a file again."""
+        if self._file is None:
+            return "restart the actor to trust it, or give its key with --learner-key"
+        return f"to trust it, put its public key (learner.pub) in the place of {self._file}, and restart the actor"
 
     def pin(self, birth: LearnerBirth) -> PublicKey:
         """Return the key, that of a checked birth if it is the first."""

@@ -7,7 +7,7 @@
 `client.key`        private key, PEM, mode 0600
 `client.crt`        certificate, PEM; its common name is the client's name
 `ca.crt`            the authority that the broker's certificate must come from, PEM
-`learner.pub`       the learner's public key, for devices
+`learner.pub`       the learner's public key, which devices trust; a learner's own, to be handed to them
 `signing.key`       the learner's signing key, mode 0600, for learners
 ==================  ============================================================================================
 """

@@ -15,7 +15,10 @@ _RENEW = "enroll it again: quarl-edge enroll NAME --renew"
 # By a part of OpenSSL's name for the alert that came.
 _ALERTS = {
     "CERTIFICATE_REQUIRED": ("it wants a client certificate and none was given", "--credentials DIR"),
-    "CERTIFICATE_REVOKED": ("this client's certificate is revoked", "quarl-edge enroll NAME makes a new one"),
+    "CERTIFICATE_REVOKED": (
+        "this client's certificate is revoked",
+        "quarl-edge enroll NAME makes another; put it in the place of this one, and start again",
+    ),
     "CERTIFICATE_EXPIRED": ("this client's certificate has expired", _RENEW),
     "UNKNOWN_CA": ("this client's certificate is of an authority that the broker does not know", _RENEW),
     "UNSUPPORTED_CERTIFICATE": ("this client's certificate is not one for clients", _RENEW),
@@ -48,8 +51,8 @@ class Refusal:
 def refusal(code: int, *, password_given: bool, tls: bool = False) -> Refusal:
     """Return what a CONNACK reason code (as paho maps it) means."""
     if code in (_BAD_LOGIN, _NOT_ALLOWED) and not password_given:
-        said = "the user name or password is wrong" if code == _BAD_LOGIN else "this user is not allowed"
-        return Refusal(reason=f"{said}; no password was given", hint=f"give one with {_WAYS}{_OR_A_CERTIFICATE * tls}")
+        reason = f"no password was given: {PASSWORD_VARIABLE} is not set, or empty"
+        return Refusal(reason=reason, hint=f"give one with {_WAYS}{_OR_A_CERTIFICATE * tls}")
     if code in (_BAD_LOGIN, _NOT_ALLOWED):
         said = "the user name or password" if code == _BAD_LOGIN else "this user is not allowed, or the password"
         reason = f"{said} is wrong"
