@@ -211,6 +211,15 @@ class EpisodeProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def stage(self, text: str) -> None:
+        """Say what takes time now; where nobody sits at a terminal too, as a line."""
+        if self._bar.disable:
+            LineProgress().note(text)
+        else:
+            from rich.markup import escape
+
+            self._bar.update(self._task, description=escape(text))
+
     def advance(self, done: int) -> None:
         """Show that `done` episodes are finished."""
         self._bar.update(self._task, completed=done)

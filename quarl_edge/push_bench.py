@@ -80,6 +80,7 @@ def push_end_to_end(
     pushes: int,
     broker: str = "",
     progress: Callable[[int], None] = lambda _done: None,
+    tell: Callable[[str], None] = lambda _text: None,
 ) -> PushLatency:
     """Time pushes through a broker.
 
@@ -89,18 +90,21 @@ def push_end_to_end(
         pushes: pushes to time, one after the other.
         broker: URL; "" starts a Mosquitto on the loopback.
         progress: called with how many are done.
+        tell: called with what begins.
 
     Raises:
         ActorFailed: an actor ended, or did not act in time.
         BrokerStartFailed, BrokerUnreachable, BrokerRefused: no broker.
         LinkLost: a push was not taken.
     """
+    tell("converting the network into a template")
     key, topics = LearnerKey.generate(), Topics(f"bench-{secrets.token_hex(4)}")
     policy = QatPolicy(NetworkSpec(observations=(OBSERVATION,), action=ACTION, hidden=tuple(hidden)), normalize=True)
     observed = np.random.default_rng(0).uniform(-1, 1, (64, *OBSERVATION.shape)).astype(np.float32)
     policy.calibrate(observed)
     template = QatTemplate.from_model(policy, _contract(), observed[:8])
     with contextlib.ExitStack() as stack:
+        tell(f"starting {actors} actor processes" + ("" if broker else " and a Mosquitto"))
         url = broker or stack.enter_context(Mosquitto()).url
         link = stack.enter_context(_connected(url))
         company = stack.enter_context(_Company(actors, url=url, topics=topics, key=key))
@@ -111,6 +115,7 @@ def push_end_to_end(
         stack.callback(link.flush, timeout_s=2.0)
         stack.callback(link.publish, topics.policy, b"", retain=True)
         company.wait_ready()
+        tell(f"timing {pushes:,} pushes")
         sent: list[Pushed] = []
         times: list[list[float]] = []
         for version in range(1, pushes + _WARM_UP + 1):

@@ -133,6 +133,7 @@ def push_speed(
     conversions: int = 5,
     options: QuantizationOptions | None = None,
     progress: Callable[[int], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> PushSpeed:
     """Time patches and conversions of a dense ReLU policy whose weights change every time, in alternation.
 
@@ -142,6 +143,7 @@ def push_speed(
         conversions: of these, how many are converted too, timed, and compared.
         options: of the quantization.
         progress: told how many pushes are done.
+        tell: told what begins.
 
     Raises:
         UsageError: sizes or counts out of range.
@@ -149,10 +151,12 @@ def push_speed(
     """
     if not 1 <= conversions <= pushes <= 1_000_000:
         raise UsageError(f"{conversions} conversions among {pushes} pushes: expected 1 <= conversions <= pushes")
+    tell("converting the network into a template")
     policy = dense_policy(hidden)
     template = Template.from_model(policy, options=options).with_contract(policy, policy.golden_observations)
     audits = set(np.linspace(0, pushes - 1, conversions).astype(int).tolist())
     patch_ms, convert_ms, differing, size = [], [], 0, 0
+    tell(f"timing {pushes:,} patches and {conversions} conversions")
     moments = _moments(policy, np.random.default_rng(1))
     for number, moment in zip(range(pushes), moments, strict=False):
         started = time.perf_counter()
@@ -165,6 +169,7 @@ def push_speed(
             convert_ms.append((time.perf_counter() - started) * 1e3)
             differing += bool(difference(pushed, converted))
         progress(number + 1)
+    tell(f"measuring memory over {pushes:,} more patches")
     grown = _growth_bytes(lambda: template.patch_policy(moment), pushes)
     patch, convert = float(np.median(patch_ms)), float(np.median(convert_ms))
     return PushSpeed(

@@ -61,16 +61,20 @@ def push(
         _push_end_to_end(sizes, actors=actors, pushes=pushes or 100, broker=broker, output=output)
         return
     pushes = pushes or 1_000
-    from quarl_export.bench import push_speed
-    from quarl_export.range_plan import QuantizationOptions
-
+    if conversions > pushes:
+        raise UsageError(f"--conversions {conversions}: there are only {pushes} pushes among which they could be")
     with EpisodeProgress(pushes, what="pushes") as bar:
+        bar.stage("loading TensorFlow")
+        from quarl_export.bench import push_speed
+        from quarl_export.range_plan import QuantizationOptions
+
         speed = push_speed(
             sizes,
             pushes=pushes,
             conversions=conversions,
             options=QuantizationOptions(per_channel=per_channel),
             progress=bar.advance,
+            tell=bar.stage,
         )
     if output is Format.JSON:
         write_json({**asdict(speed), "per_channel": per_channel, "machine": describe_machine()})
@@ -85,10 +89,13 @@ def push(
 
 
 def _push_end_to_end(sizes: tuple[int, ...], *, actors: int, pushes: int, broker: str, output: Format) -> None:
-    from quarl_edge.push_bench import push_end_to_end
-
     with EpisodeProgress(pushes, what="pushes") as bar:
-        found = push_end_to_end(sizes, actors=actors, pushes=pushes, broker=broker, progress=bar.advance)
+        bar.stage("loading TensorFlow")
+        from quarl_edge.push_bench import push_end_to_end
+
+        found = push_end_to_end(
+            sizes, actors=actors, pushes=pushes, broker=broker, progress=bar.advance, tell=bar.stage
+        )
     if output is Format.JSON:
         write_json({**asdict(found), "machine": describe_machine()})
         return

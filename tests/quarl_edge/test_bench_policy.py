@@ -18,8 +18,11 @@ def run(capfd, *words):
 
 
 def test_bench_push_says_what_it_measured(capfd):
-    code, out, _ = run(capfd, "bench", "push", "--hidden", "8", "--pushes", 5, "--conversions", 1, "--format", "json")
+    words = ("--hidden", "8", "--pushes", 5, "--conversions", 1, "--format", "json")
+    code, out, err = run(capfd, "bench", "push", *words)
     assert code == 0
+    stages = ["loading", "converting", "timing 5 patches and 1 conversions", "measuring memory"]
+    assert all(line.startswith(stage) for line, stage in zip(err.splitlines(), stages, strict=True)), err
     said = json.loads(out.splitlines()[-1])
     assert set(said) >= {"patch_ms_p50", "convert_ms_p50", "ratio", "identical", "audited", "machine"}
     assert said["identical"] is True
@@ -30,6 +33,8 @@ def test_bench_push_end_to_end_counts_every_actor(capfd, hidden, chunks):
     words = ("--end-to-end", "--hidden", hidden, "--actors", 2, "--pushes", 3, "--format", "json")
     code, out, err = run(capfd, "bench", "push", *words)
     assert code == 0, err
+    stages = ["loading", "converting", "starting 2 actor processes and a Mosquitto", "timing 3 pushes"]
+    assert [line for line in err.splitlines() if line.startswith(tuple(stages))] == err.splitlines()[: len(stages)]
     said = json.loads(out.splitlines()[-1])
     assert (said["actors"], said["pushes"], said["chunks"], said["broker"]) == (2, 3, chunks, "mosquitto")
     assert 0 < said["prepare_ms_p50"] < said["any_actor_ms_p50"] <= said["first_action_ms_p50"]

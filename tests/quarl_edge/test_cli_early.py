@@ -62,6 +62,7 @@ def test_what_can_be_judged_without_tensorflow_is_judged_without_it(tmp_path):
         (["bench", "act", "--runtime", "nope"], 2, "nope"),
         (["bench", "act", "--hidden", "0"], 2, "1..16,384"),
         (["bench", "push", "--hidden", "8,99999"], 2, "1..16,384"),
+        (["bench", "push", "--pushes", "3", "--conversions", "4"], 2, "only 3 pushes"),
     ]
     lines = [[str(word) for word in words] for words, _, _ in cases]
     child = subprocess.run(

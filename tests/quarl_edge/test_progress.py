@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from quarl_edge.progress import LineProgress, LiveProgress, Status, format_status
+from quarl_edge.progress import EpisodeProgress, LineProgress, LiveProgress, Status, format_status
 from quarl_edge.replay.limiter import SampleToInsertRatio
 
 TRAINING = Status(
@@ -104,3 +104,19 @@ def test_the_live_line_shows_what_stands_in_brackets(monkeypatch):
     live._spinner._live.refresh()
     live.close()
     assert "[waiting for actors]" in terminal.getvalue()
+
+
+def test_a_bar_says_its_stage_at_a_terminal_and_as_a_line_elsewhere(monkeypatch):
+    elsewhere = io.StringIO()
+    monkeypatch.setattr("sys.stderr", elsewhere)
+    with EpisodeProgress(3, what="pushes") as bar:
+        bar.stage("loading TensorFlow")
+    assert elsewhere.getvalue() == "loading TensorFlow\n"
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    with EpisodeProgress(3, what="pushes") as bar:
+        bar.stage("converting [the network]")
+        bar._bar.refresh()
+    assert "converting [the network]" in terminal.getvalue()
