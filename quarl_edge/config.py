@@ -84,7 +84,9 @@ class TrainConfig:
         runtime: oldest that actors load policies with: "litert" or "tflite-2.14".
         range_decay: of the moving average of the activation ranges.
         center_q: subtract the mean over actions from exported Q values.
-        checkpoint_period_steps: between checkpoints; 0: only at the end, which lockstep has none of.
+        checkpoint_period_steps: between checkpoints; 0: none by steps, and lockstep has no others.
+        checkpoint_period_s: longest time that learning goes on without one, unless writing them took more than 2 % of
+            it; 0: none by time. Lockstep ignores it.
         audit_period_pushes: pushes between comparisons with a real conversion.
         max_lag_versions: blocks whose oldest row was made by a policy so many versions behind are taken, none older; 0:
             no bound.
@@ -137,6 +139,7 @@ class TrainConfig:
     range_decay: float = _spec(0.99, 0, 0.999_999)
     center_q: bool = True
     checkpoint_period_steps: int = _spec(20_000, 0, 10**12)
+    checkpoint_period_s: float = _spec(30.0, 0.0, _INF)
     audit_period_pushes: int = _spec(200, 1, 10**9)
     max_lag_versions: int = _spec(0, 0, 10**9)
     max_lag_steps: int = _spec(0, 0, 10**12)
