@@ -150,6 +150,46 @@ def test_w8_a_takeover_with_another_certificate_deposes_the_first_and_nobody_is_
     second.close()
 
 
+def test_w8_two_fleets_with_one_certificate_the_newcomer_leaves_and_the_one_that_served_goes_on(broker, monkeypatch):
+    """They do not even hear of each other: all that tells is that the broker ends each connection again and again."""
+    monkeypatch.setattr(presence_module, "SETTLED_S", 0.0)
+    first = Served(broker, "default")
+    time.sleep(0.1)
+    first.presence.tick()
+    newcomer = Served(broker, "other")
+    monkeypatch.setattr(presence_module, "SETTLED_S", 30.0)
+
+    def leaves():
+        first.presence.tick()
+        try:
+            newcomer.presence.tick()
+        except LearnerAlive as error:
+            return "another client has its client id" in error.message
+        return False
+
+    assert until(leaves, timeout_s=30.0)
+    newcomer.link.close()
+    assert until(lambda: first.link.connected, timeout_s=10.0)
+    time.sleep(0.5)
+    first.presence.tick()
+    assert first.link.connected
+    first.presence.leave(clear=True)
+    first.link.publish(Topics("other").learner, b"", retain=True)
+    first.link.flush(timeout_s=5.0)
+    first.link.close()
+
+
+class Served:
+    """A fleet with a learner whose certificate is `learner`'s."""
+
+    def __init__(self, broker, fleet):
+        topics = Topics(fleet)
+        self.link = broker.link("learner", will=will_of(topics, BIRTH))
+        self.presence = Presence(self.link, topics, BIRTH)
+        self.link.connect(timeout_s=10.0)
+        self.presence.announce()
+
+
 @pytest.mark.timeout(480)
 def test_w8_two_whole_learners_with_one_certificate_exactly_one_goes_on_and_so_do_its_actors(broker, tmp_path):
     """The broker ends the session of the first to let the second in: its will is out before the second can look."""
