@@ -24,7 +24,8 @@ class Presence:
     The `learner` topic is watched from the start. A birth of a later epoch (or of the same one with a later beat, where
     two started in one second) that is not ours deposes this learner: from then on it publishes nothing, so that its
     goodbye cannot hide the other's birth. So does the will or the goodbye of a later one: devices that met it follow
-    nobody older. An older birth that overwrote ours is answered with a renewal.
+    nobody older. An older birth that overwrote ours is answered with a renewal, and so is our own will, of whatever
+    connection, or a goodbye that somebody forged: births are not signed.
 
     Two learners with one client id throw each other off the broker and may never hear each other. A link that the
     broker ends again and again right after it began is taken for that; the newcomer gives up first, so that one goes
@@ -128,9 +129,10 @@ class Presence:
             return
         with self._lock:
             own = self._birth
-            if other.epoch == own.epoch and self._first_beat <= other.beat <= own.beat:
+            is_own = other.epoch == own.epoch and self._first_beat <= other.beat <= own.beat
+            if is_own and other.status == "online":
                 return
-            later = (believable(other.epoch), other.beat) > (own.epoch, own.beat)
+            later = not is_own and (believable(other.epoch), other.beat) > (own.epoch, own.beat)
             # Not retained: said just now, by one that the claim did not see.
             alive = not (self._announced or self._takeover or message.retain) and other.status == "online"
             if later or alive:

@@ -361,6 +361,16 @@ def test_w8_an_older_birth_that_hid_ours_is_answered_at_once(broker):
     assert LearnerBirth.decode(broker.retained[TOPICS.learner]).epoch == 100
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["its own will, come late", "a forged goodbye"])
+def test_w8_what_says_that_it_is_gone_is_answered_at_once(broker, left):
+    two = Two(broker, beat=7)
+    two.presence.announce()
+    two.hear(gone_birth(birth(beat=8), left=left))
+    two.presence.tick()
+    last = LearnerBirth.decode(broker.retained[TOPICS.learner])
+    assert (last.status, last.beat) == ("online", 9)
+
+
 def test_its_own_words_do_not_drive_a_learner_away(broker):
     two = Two(broker, beat=7)
     for _ in range(5):
