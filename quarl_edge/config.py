@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.resources
-import math
 import tomllib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +18,15 @@ from typing import Any
 
 from quarl_device import __version__
 from quarl_device.errors import CheckpointError, UsageError
+from quarl_edge.typed_fields import INF as _INF
+from quarl_edge.typed_fields import bounded as _spec
+from quarl_edge.typed_fields import check_range, check_type, from_toml, parse_value
 
 CONFIG_SCHEMA = 1
 ALGORITHMS = ("dqn",)
 HEAD_OUTPUTS = ("int8", "float32", "int16")
 RUNTIMES = ("litert", "tflite-2.14")
 _CHOICES = {"algorithm": ALGORITHMS, "head_output": HEAD_OUTPUTS, "runtime": RUNTIMES}
-_INF = math.inf
-_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _spec(default: Any, low: float, high: float, *, above: bool = False) -> Any:
-    """A numeric field in low..high; with `above` the lower bound itself is not allowed."""
-    return field(default=default, metadata={"low": low, "high": high, "above": above})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +78,9 @@ class TrainConfig:
         runtime: oldest that actors load policies with: "litert" or "tflite-2.14".
         range_decay: of the moving average of the activation ranges.
         center_q: subtract the mean over actions from exported Q values.
-        checkpoint_period_steps: between checkpoints; 0: only at the end, which lockstep has none of.
+        checkpoint_period_steps: between checkpoints; 0: none by steps, and lockstep has no others.
+        checkpoint_period_s: longest time that learning goes on without one, unless writing them took more than 2 % of
+            it; 0: none by time. Lockstep ignores it.
         audit_period_pushes: pushes between comparisons with a real conversion.
         max_lag_versions: blocks whose oldest row was made by a policy so many versions behind are taken, none older; 0:
             no bound.
@@ -137,6 +133,7 @@ class TrainConfig:
     range_decay: float = _spec(0.99, 0, 0.999_999)
     center_q: bool = True
     checkpoint_period_steps: int = _spec(20_000, 0, 10**12)
+    checkpoint_period_s: float = _spec(30.0, 0.0, _INF)
     audit_period_pushes: int = _spec(200, 1, 10**9)
     max_lag_versions: int = _spec(0, 0, 10**9)
     max_lag_steps: int = _spec(0, 0, 10**12)
@@ -146,8 +143,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            _check_type(spec.name, getattr(self, spec.name))
-            _check_range(spec.name, getattr(self, spec.name), spec.metadata)
+            check_type(spec.name, _HINTS[spec.name], getattr(self, spec.name))
+            check_range(spec.name, getattr(self, spec.name), spec.metadata)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -316,7 +313,7 @@ def read_preset(name: str) -> dict[str, Any]:
         raise UsageError(f"no preset {name[:80]!r}: there are {', '.join(names)}", hint=_nearest(name, names))
     text = (importlib.resources.files("quarl_edge") / "presets" / f"{name}.toml").read_text("utf-8")
     values = tomllib.loads(text)
-    return {_known(key): _from_toml(key, value) for key, value in values.items()}
+    return {_known(key): from_toml(_HINTS[key], value) for key, value in values.items()}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -331,7 +328,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--set {text[:80]!r}: expected key=value")
     if _known(name) == "env_id":
         raise UsageError("--set env_id: the environment is the command's argument")
-    return name, _parse(name, value.strip())
+    return name, parse_value(name, _HINTS[name], value.strip())
 
 
 def _known(name: str) -> str:
@@ -346,86 +343,6 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     lower = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name[:80].lower(), lower, n=1, cutoff=0.4)
     return f"did you mean {lower[close[0]]!r}?" if close else ""
-
-
-def _parse(name: str, value: str) -> Any:
-    hint = _HINTS[name]
-    if type(None) in typing.get_args(hint) and value.lower() in ("none", "null", ""):
-        return None
-    kind = _kind(hint)
-    try:
-        if typing.get_origin(kind) is tuple:
-            item = typing.get_args(kind)[0]
-            return tuple(_number(item, part) for part in value.strip("()[] ").split(",") if part.strip())
-        return value if kind is str else _number(kind, value)
-    except ValueError:
-        raise UsageError(f"--set {name}={value[:80]}: expected {_describe(hint)}") from None
-
-
-def _number(kind: Any, text: str) -> Any:
-    if kind is bool:
-        if text.lower() not in _BOOLS:
-            raise ValueError(text)
-        return _BOOLS[text.lower()]
-    if kind is float:
-        return float(text)
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if number.is_integer():
-            return int(number)
-        raise
-
-
-def _check_type(name: str, value: Any) -> None:
-    hint = _HINTS[name]
-    if value is None and type(None) in typing.get_args(hint):
-        return
-    kind = _kind(hint)
-    if typing.get_origin(kind) is tuple:
-        holds = isinstance(value, tuple) and all(_is(typing.get_args(kind)[0], item) for item in value)
-    else:
-        holds = _is(kind, value)
-    if not holds:
-        raise UsageError(f"{name} = {value!r}: expected {_describe(hint)}")
-
-
-def _is(kind: Any, value: Any) -> bool:
-    if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is kind
-
-
-def _check_range(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    if value is None or "low" not in metadata:
-        return
-    low, high, above = metadata["low"], metadata["high"], metadata["above"]
-    for item in value if isinstance(value, tuple) else (value,):
-        if not low <= item <= high or (above and item == low):
-            start = f"above {low:,}" if above else f"at least {low:,}"
-            end = "" if high == _INF else f" and at most {high:,}"
-            raise UsageError(f"{name} = {value}: expected {start}{end}")
-
-
-def _from_toml(name: str, value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    return float(value) if _kind(_HINTS[name]) is float and type(value) is int else value
-
-
-def _kind(hint: Any) -> Any:
-    """Return the type of a field, `| None` taken off."""
-    if isinstance(hint, types.UnionType):
-        return next(kind for kind in typing.get_args(hint) if kind is not type(None))
-    return hint
-
-
-def _describe(hint: Any) -> str:
-    kind = _kind(hint)
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    text = "numbers with commas between, such as 128,128" if typing.get_origin(kind) is tuple else names[kind]
-    return f"{text}, or none" if hint is not kind else text
 
 
 _HINTS: dict[str, Any] = typing.get_type_hints(TrainConfig)

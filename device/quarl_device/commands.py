@@ -45,7 +45,8 @@ examples:
   quarl-device run --credentials pi-1
 
 Experience waits in a spool on disk until the learner has it safe; after a kill or a power cut the next start delivers
-what is left. Without link or learner the device goes on for --max-offline seconds, as far as the spool takes it.
+what is left. Where link or learner are lost the device goes on for --max-offline seconds, as far as the spool takes
+it. When the learner says goodbye it pauses at once, until one is back.
 
 The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
 --password-file. Credentials (from `quarl-edge enroll`) name broker, fleet, device and learner's key by themselves.
@@ -148,7 +149,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=60,
         metavar="S",
-        help="go on so long without link or learner (default: %(default)s)",
+        help="go on so long where link or learner are lost (default: %(default)s)",
     )
     run.add_argument(
         "--max-upload", type=at_least(1), metavar="KIB", help="send at most so many KiB of experience per second"

@@ -92,26 +92,14 @@ def train(
         asked = {"actors": 1, **asked, "lockstep": True}
     wishes = _Wishes(env=env, algorithm=algorithm, preset=preset, asked=asked, settings=tuple(settings or ()))
     config = _resumed(run, wishes) if resume else _fresh(run, wishes)
-    held = _learner_credentials(credentials)
-    if held is not None:
-        broker = str(held.broker_or("" if broker == EMBEDDED_BROKER else broker))
-        fleet = held.fleet_or(fleet, default=DEFAULT_FLEET)
-    fleet = check_name(fleet or DEFAULT_FLEET, kind="fleet")
-    check_company(config, broker)
-    if broker != EMBEDDED_BROKER:
-        BrokerURL.parse(broker)
-    login = Login(
-        password=None if held is not None else read_password(password_file),
-        credentials=held,
-        actor_credentials=actor_credentials,
-    )
-    if held is not None:
-        local_credentials(actor_credentials, config.actors, fleet=fleet)
-    access = _Access(
+    access = _access(
+        config,
         broker=broker,
         fleet=fleet,
-        key=_learner_key(learner_key or (held.signing_key if held is not None else None)),
-        login=login,
+        held=_learner_credentials(credentials),
+        password_file=password_file,
+        actor_credentials=actor_credentials,
+        learner_key=learner_key,
         takeover=takeover,
         metrics=None if metrics_port is None else (metrics_host, metrics_port),
     )
@@ -146,6 +134,39 @@ class _Access:
     login: Login
     takeover: bool
     metrics: tuple[str, int] | None
+
+
+def _access(
+    config: TrainConfig,
+    *,
+    broker: str,
+    fleet: str,
+    held: Credentials | None,
+    password_file: Path | None,
+    actor_credentials: Path | None,
+    learner_key: Path | None,
+    takeover: bool,
+    metrics: tuple[str, int] | None,
+) -> _Access:
+    """Put together what options and credentials say, and refuse at once what cannot work."""
+    if held is not None:
+        broker = str(held.broker_or("" if broker == EMBEDDED_BROKER else broker))
+        fleet = held.fleet_or(fleet, default=DEFAULT_FLEET)
+    fleet = check_name(fleet or DEFAULT_FLEET, kind="fleet")
+    check_company(config, broker)
+    if broker != EMBEDDED_BROKER:
+        BrokerURL.parse(broker)
+    password = None if held is not None else read_password(password_file)
+    if held is not None:
+        local_credentials(actor_credentials, config.actors, fleet=fleet)
+    return _Access(
+        broker=broker,
+        fleet=fleet,
+        key=_learner_key(learner_key or (held.signing_key if held is not None else None)),
+        login=Login(password=password, credentials=held, actor_credentials=actor_credentials),
+        takeover=takeover,
+        metrics=metrics,
+    )
 
 
 def _lag_bound(text: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class FleetView:
         if birth is None and told is None:
             return None
         row: dict[str, Any] = {
-            "status": "unknown" if birth is None else birth.status,
+            "status": _standing(birth),
             "env": "" if birth is None else birth.env_id,
             "algorithm": "" if birth is None else birth.algorithm,
             "version": "" if birth is None else birth.version,
@@ -177,6 +177,13 @@ class FleetView:
         told = Telemetry.decode(message.payload)
         if known is not None and known.state.boot_id == told.boot_id:
             known.telemetry, known.heard_s = told, self._clock()
+
+
+def _standing(birth: LearnerBirth | None) -> str:
+    """Return "online", or how the learner went: "left" by its own word, "lost" by its will."""
+    if birth is None:
+        return "unknown"
+    return birth.status if birth.status == "online" else "left" if birth.left else "lost"
 
 
 def _age(heard_s: float | None, now_s: float) -> float | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quarl_device.contract import PolicyContract
-from quarl_device.errors import CheckpointError, JournalError, QuarlError, RunNotFound
+from quarl_device.errors import CheckpointError, JournalError, NonFiniteError, QuarlError, RunNotFound
 from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import Checkpoint, latest, save_checkpoint
 from quarl_edge.learner.algorithm import Algorithm
@@ -141,6 +145,7 @@ class Keeper:
         Raises:
             CheckpointError: it cannot be written.
             JournalError: the journal cannot be synced.
+            NonFiniteError: what was learned holds NaN or Inf, and nobody could go on from it.
         """
         # Under the ingest's lock: the position and the counters belong to one moment.
         with self._ingest.paused() as cut:
@@ -155,8 +160,15 @@ class Keeper:
                 "best": _judged_to_json(self._saved),
             }
             arrays = {"algorithm": algorithm.arrays()}
+        _check_finite(arrays["algorithm"])
         save_checkpoint(self._run.checkpoints, Checkpoint(state=state, arrays=arrays), env_steps=cut.env_steps)
         self.resumable = True
+
+
+def _check_finite(arrays: Mapping[str, NDArray[np.generic]]) -> None:
+    for name, array in arrays.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise NonFiniteError(f"checkpoint: {name} holds NaN or Inf")
 
 
 def _judged_to_json(judged: Judged | None) -> dict[str, Any] | None:

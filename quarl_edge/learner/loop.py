@@ -13,7 +13,6 @@ from quarl_device.errors import (
     ActorFailed,
     EnvironmentMisbehaved,
     ModelError,
-    NonFiniteError,
     QuarlError,
     TrainingStalled,
 )
@@ -23,6 +22,7 @@ from quarl_edge.learner.gate import PushGate
 from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.learner.result import StopReason, TrainResult
+from quarl_edge.learner.rhythm import CheckpointRhythm
 
 _LOG = logging.getLogger(__name__)
 _WAIT_S = 0.05
@@ -31,6 +31,7 @@ _STALL_S = 120.0
 _BLOCKED_S = 3_600.0
 _HEAD_RANGE_OBSERVATIONS = 256
 _MAX_UNJUDGED = 5
+_CHECKPOINT_SHARE = 0.02  # of the time, at most, where they are written by time
 
 
 class TrainingLoop:
@@ -54,12 +55,19 @@ class TrainingLoop:
         self._last_push_updates = progression.updates
         self._judging: dict[int, Pushed] = {}
         self._next_chores_s = 0.0
-        self._next_checkpoint = self._checkpoint_after(parts.env_steps())
+        self._rhythm = CheckpointRhythm(
+            period_steps=parts.config.checkpoint_period_steps,
+            period_s=parts.config.checkpoint_period_s,
+            updates=progression.updates,
+            env_steps=parts.env_steps(),
+            now_s=time.monotonic(),
+        )
+        self._updating = False
 
     def run(self) -> TrainResult:
         """Train until solved, out of budget, or asked to stop.
 
-        What a fatal error interrupts is kept in a checkpoint first, unless the weights are what is wrong.
+        What a fatal error interrupts, one of ours or any other, is kept in a checkpoint first, where it is sound.
 
         Raises:
             TrainingStalled: nothing was stored within two minutes although actors run on this machine.
@@ -75,12 +83,10 @@ class TrainingLoop:
         try:
             reason = self._run_lockstep() if self._config.lockstep else self._run_async()
             self._judge_last(reason)
-        except NonFiniteError:
+            self._parts.keeper.finish()
+        except Exception:
+            self._rescue()
             raise
-        except QuarlError:
-            self._checkpoint_if_possible()
-            raise
-        self._parts.keeper.finish()
         if not self._config.lockstep:
             # In lockstep a checkpoint resets the environments, so it may stand at its fixed steps only.
             self._checkpoint()
@@ -110,7 +116,7 @@ class TrainingLoop:
                 arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
                 self._check_stalled()
             self._poll_judge(timeout_s=0.0)
-            if self._config.checkpoint_period_steps and self._parts.env_steps() >= self._next_checkpoint:
+            if self._checkpoint_due():
                 self._checkpoint_if_possible()
             self._chores()
         return reason
@@ -131,7 +137,7 @@ class TrainingLoop:
                 return StopReason.INTERRUPTED
             while self._learn():
                 self._chores()
-            if self._config.checkpoint_period_steps and self._parts.env_steps() >= self._next_checkpoint:
+            if self._rhythm.passed(self._parts.env_steps()):
                 self._progression.reset_due = True
                 self._checkpoint()
 
@@ -164,9 +170,11 @@ class TrainingLoop:
             parts.normalizer.settle(parts.replay, parts.algorithm)
             self._progression.normalizer_version += 1
         batch = parts.replay.sample(config.updates_per_call, config.batch_size)
+        self._updating = True
         losses = parts.algorithm.update(batch)
         parts.limiter.sample(samples)
         self._progression.updates += config.updates_per_call
+        self._updating = False
         self._account.updated(losses)
         parts.receiver.send_acks()
         return True
@@ -250,6 +258,14 @@ class TrainingLoop:
                 _LOG.warning("a policy was not judged within %.0f s", self._config.evaluate_timeout_s)
                 evaluator.cancel()
 
+    def _checkpoint_due(self) -> bool:
+        return self._rhythm.due(
+            updates=self._progression.updates,
+            pushed_updates=self._last_push_updates,
+            env_steps=self._parts.env_steps(),
+            now_s=time.monotonic(),
+        )
+
     def _checkpoint_if_possible(self) -> None:
         """Write a checkpoint, not in lockstep; where the disk refuses, the last one is still there."""
         if self._config.lockstep or not self._progression.updates:
@@ -260,13 +276,20 @@ class TrainingLoop:
             _LOG.warning("no checkpoint now: %s", error)
 
     def _checkpoint(self) -> None:
-        self._next_checkpoint = self._checkpoint_after(self._parts.env_steps())
+        updates = self._progression.updates
+        self._rhythm.begin(updates=updates, env_steps=self._parts.env_steps(), now_s=time.monotonic())
         self._parts.keeper.checkpoint(self._parts.algorithm, self._progression)
+        self._rhythm.end(updates=updates, now_s=time.monotonic())
 
-    def _checkpoint_after(self, env_steps: int) -> int:
-        """Return the next multiple of the period: the same steps, however often the run was resumed."""
-        period = max(1, self._config.checkpoint_period_steps)
-        return (env_steps // period + 1) * period
+    def _rescue(self) -> None:
+        """Keep what a fatal error interrupts, unless it broke an update in the middle; never hides that error."""
+        if self._updating:
+            _LOG.warning("no checkpoint of an update that was not finished; the last one stands")
+            return
+        try:
+            self._checkpoint_if_possible()
+        except Exception:
+            _LOG.exception("no checkpoint after the error that ends this run")
 
     # -- chores ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
+class AskedToStop(Exception):
+    """An end was asked for before training began."""
+
+
 class StopSignal:
     """Context manager that turns signals into a flag.
 

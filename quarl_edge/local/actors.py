@@ -44,8 +44,8 @@ class ActorCommand:
 class ActorProcesses:
     """A few actor processes, started together and ended together.
 
-    One that ends is started again. One that ends well (the learner's connection broke, and the broker said that the
-    learner is gone) comes back after a second; one that fails more than three times within a minute is given up.
+    One that ends is started again. One that ends well (a learner's goodbye reached it, such as of the run before) comes
+    back after a second; one that fails more than three times within a minute is given up.
 
     Args:
         commands: one per actor.

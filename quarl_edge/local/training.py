@@ -14,10 +14,11 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_edge.checkpoint import Checkpoint, load_latest
 from quarl_edge.config import TrainConfig
+from quarl_edge.learner.fleet import Fleet
 from quarl_edge.learner.metrics import TensorBoard
 from quarl_edge.learner.receiver import FlowReport
 from quarl_edge.learner.result import TrainResult
-from quarl_edge.learner.session import Fleet, Session
+from quarl_edge.learner.session import Session
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.access import BrokerAccess, Login, open_broker
 from quarl_edge.local.actors import ActorCommand, ActorProcesses

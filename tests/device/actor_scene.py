@@ -103,8 +103,9 @@ class Learner:
             self.sessions.grant(NAME, self.ahead)
         self.link.publish(TOPICS.ack(NAME), self.sessions.ack(NAME).encode(), qos=0)
 
-    def leave(self, status="gone"):
-        self.announce(status=status)
+    def leave(self, *, left=False):
+        """Be lost, as its will says it, or with a goodbye (`left`)."""
+        self.announce(status="gone", left=left)
         self.link.close()
 
 

@@ -96,7 +96,7 @@ def test_a_learner_that_resumes_gets_every_block_once(broker):
     with Running(broker) as actor:
         wait_for(lambda: len(first.stored) > 10)
         first.leave()
-        wait_for(lambda: actor.agent._shared.standstill.reason == "no learner")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "learner lost")
         count = len(first.stored)
         second = Learner(broker, epoch=101, key=first.key, sessions=first.sessions)
         second.push()
@@ -114,7 +114,7 @@ def test_a_new_learner_that_knows_nothing_of_this_life_takes_over(broker):
         broker.drop(TOPICS.any_xp, 1)
         wait_for(lambda: actor.agent._shared.standstill.reason == "no credit")
         first.leave()
-        wait_for(lambda: actor.agent._shared.standstill.reason == "no learner")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "learner lost")
         with actor.agent._shared.changed:
             pending = actor.agent._shared.session.pending
             # One of them became durable by an ack that came late.
@@ -126,7 +126,7 @@ def test_a_new_learner_that_knows_nothing_of_this_life_takes_over(broker):
                 credit=0,
                 now_s=time.monotonic(),
             )
-            actor.agent._shared.session.learner_gone(epoch=100)
+            actor.agent._shared.session.learner_gone(epoch=100, left=False)
             base = actor.agent._shared.session.base
         assert pending > 2
         second = Learner(broker, epoch=101, key=first.key)
@@ -312,7 +312,7 @@ def test_a_lockstep_that_is_resumed_makes_the_same_blocks_again():
         first.on_stored = lambda: (
             first.push(epsilon=0.3, reset=first.version + 1 in (3, 5)) if len(first.stored) < 4 else first.leave()
         )
-        wait_for(lambda: actor.agent._shared.standstill.reason == "no learner" and len(first.stored) == 4)
+        wait_for(lambda: actor.agent._shared.standstill.reason == "learner lost" and len(first.stored) == 4)
         second = Learner(broker, mode="lockstep", epoch=101, key=first.key)
         second.version = 2
         second.on_stored = lambda: (

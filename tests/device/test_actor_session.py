@@ -157,7 +157,7 @@ def act(world, kind, number):
             world.learner.restart(clean=kind == "restart")
             world.birth()
         case "gone":
-            world.session.learner_gone(epoch=world.learner.epoch)
+            world.session.learner_gone(epoch=world.learner.epoch, left=number % 2 == 0)
         case "birth":
             world.birth()
         case "more credit":
@@ -276,7 +276,7 @@ def test_it_says_why_it_stands_still():
     grant(session, 9, inserted=1, durable=1)
     assert session.blocked() == ""
     make(session, 1)
-    session.learner_gone(epoch=1)
+    session.learner_gone(epoch=1, left=False)
     assert session.blocked() == ""
     make(session, 1)
     assert session.blocked() == "spool full"
@@ -344,7 +344,7 @@ def test_what_may_be_lost_is_sent_again(event):
             assert drain(session) == [0, 1, 2, 3]
             return
         case "back":
-            session.learner_gone(epoch=1)
+            session.learner_gone(epoch=1, left=False)
             assert drain(session) == []
             session.learner_online(epoch=1, beat=2, lockstep=False, now_s=1.0)
         case "silence":
@@ -402,16 +402,16 @@ def test_an_older_learner_is_ignored():
     grant(session, 3, epoch=5)
     assert not session.learner_online(epoch=4, beat=9, lockstep=True, now_s=0.0)
     assert (session.epoch, session.credit, session.blocked()) == (5, 3, "")
-    assert not session.learner_gone(epoch=4)
+    assert not session.learner_gone(epoch=4, left=True)
 
 
 def test_a_learner_that_falls_silent_counts_as_gone_until_it_is_heard():
     session = ready(learner_silent_s=30.0)
     session.tick(31.0)
-    assert session.blocked() == "no learner"
+    assert session.blocked() == "learner lost"
     # The same beat again is the retained message, not a sign of life.
     session.learner_online(epoch=1, beat=1, lockstep=False, now_s=32.0)
-    assert session.blocked() == "no learner"
+    assert session.blocked() == "learner lost"
     session.learner_online(epoch=1, beat=2, lockstep=False, now_s=33.0)
     assert session.blocked() == "no credit"
 
@@ -594,14 +594,14 @@ def test_without_a_learner_the_loop_goes_on_for_as_long_as_it_may():
     make(session)
     drain(session)
     assert session.blocked() == "no credit", "while the learner is there its credit counts"
-    session.learner_gone(epoch=1)
+    session.learner_gone(epoch=1, left=False)
     session.tick(100.0)
     assert session.blocked() == ""
     make(session, 5)
     session.tick(109.9)
     assert session.blocked() == ""
     session.tick(110.1)
-    assert session.blocked() == "no learner"
+    assert session.blocked() == "learner lost"
     session.link_changed(up=False, now_s=111.0)
     assert session.blocked() == "link down"
     session.link_changed(up=True, now_s=112.0)
@@ -611,6 +611,34 @@ def test_without_a_learner_the_loop_goes_on_for_as_long_as_it_may():
     session.link_changed(up=False, now_s=113.0)
     session.tick(113.0)
     assert session.blocked() == "", "time without a learner is counted anew"
+
+
+def test_after_a_goodbye_it_pauses_at_once_whatever_credit_and_patience_are_left():
+    session = ready(max_offline_s=60.0)
+    grant(session, 9)
+    make(session)
+    assert session.learner_gone(epoch=1, left=True)
+    assert session.blocked() == "learner left"
+    assert not session.learner_gone(epoch=1, left=False), "a will that comes late takes no goodbye back"
+    session.link_changed(up=False, now_s=1.0)
+    session.tick(2.0)
+    assert session.blocked() == "link down", "and nothing else does"
+    session.link_changed(up=True, now_s=3.0)
+    session.learner_online(epoch=2, beat=1, lockstep=False, now_s=4.0)
+    grant(session, 9, epoch=2)
+    assert session.blocked() == ""
+
+
+def test_a_goodbye_is_heard_after_silence_and_after_a_will():
+    for gone in ("silent", "lost"):
+        session = ready(learner_silent_s=30.0)
+        grant(session, 9)
+        session.tick(31.0)
+        if gone == "lost":
+            assert session.learner_gone(epoch=1, left=False)
+        assert session.learner == gone
+        assert session.learner_gone(epoch=1, left=True)
+        assert session.blocked() == "learner left"
 
 
 def test_a_spool_that_cannot_be_written_stops_the_loop_with_and_without_a_learner():
@@ -659,13 +687,14 @@ def test_bounds_that_do_not_hold_are_refused(wrong):
         SessionConfig(**wrong)
 
 
-def test_a_late_ack_does_not_bring_a_learner_back_that_has_left():
+@pytest.mark.parametrize(("left", "blocked"), [(True, "learner left"), (False, "")])
+def test_a_late_ack_does_not_bring_a_learner_back_that_has_gone(left, blocked):
     session = ready(max_offline_s=10.0)
     grant(session, 1)
     make(session)
-    session.learner_gone(epoch=1)
+    session.learner_gone(epoch=1, left=left)
     assert grant(session, 1, inserted=0, durable=0), "what it says still counts"
-    assert session.blocked() == ""
+    assert session.blocked() == blocked
     session.learner_online(epoch=1, beat=2, lockstep=False, now_s=0.0)
     assert session.blocked() == "no credit"
 

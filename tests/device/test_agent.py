@@ -426,17 +426,45 @@ def test_a_key_file_that_does_not_hold_is_an_error(broker, tmp_path, content):
     assert not [t for t in threading.enumerate() if t.name == "inbox"]
 
 
-def test_a_learner_that_left_stops_it_when_credit_ends_and_its_return_starts_it(running):
+def test_a_learner_that_is_lost_stops_it_when_credit_ends_and_its_return_starts_it(running, caplog):
     learner, one = running
     learner.acking = False
     learner.birth("gone")
-    eventually(lambda: one.blocked == "no learner", "no learner")
+    eventually(lambda: one.blocked == "learner lost", "learner lost")
+    eventually(lambda: learner.states[-1].blocked == "learner lost", "it says so")
+    assert caplog.text.count("its connection to the broker broke") == 1
     assert one.thread.is_alive()
     learner.acking = True
     learner.birth()
     learner.ack()
     count = len(learner.blocks)
     eventually(lambda: len(learner.blocks) > count + 3, "blocks go on")
+    assert caplog.text.count("a learner is there (epoch 100), after") == 1
+
+
+def test_after_a_goodbye_it_pauses_at_once_and_says_so_and_a_later_epoch_is_followed(broker, actor, caplog):
+    learner = Learner(broker, ahead=10_000, block_steps=10_000)
+    one = actor(max_offline_s=60.0)
+    learner.birth()
+    learner.push()
+    learner.ack()
+    eventually(lambda: learner.blocks, "blocks")
+    learner.birth("gone", left=True)
+    eventually(lambda: one.agent._shared.standstill.reason == "learner left", "it pauses, with credit left")
+    eventually(lambda: learner.states[-1].blocked == "learner left", "it says so")
+    made = one.agent._shared.session.next_sequence
+    assert caplog.text.count("the learner (epoch 100) said goodbye; standing still until one is back") == 1
+    learner.birth("online", epoch=99)
+    learner.birth("online", epoch=99)
+    assert caplog.text.count("a learner of epoch 99 serves this fleet and is not followed") == 1
+    time.sleep(0.3)
+    assert one.agent._shared.session.next_sequence == made
+    learner.epoch = 101
+    learner.birth()
+    learner.push()
+    learner.ack()
+    eventually(lambda: learner.blocks[-1].policy_epoch[-1] == 101, "blocks of the new epoch")
+    assert one.stop().blocked_s["learner left"] > 0.2
 
 
 def test_exit_when_gone(broker, actor):
@@ -453,6 +481,10 @@ def test_exit_when_gone(broker, actor):
     learner.birth()
     assert one.thread.is_alive()
     learner.birth("gone")
+    learner.birth()  # its connection broke for a moment
+    time.sleep(0.2)
+    assert one.thread.is_alive()
+    learner.birth("gone", left=True)
     assert one.join().reason == "the learner is gone"
 
 

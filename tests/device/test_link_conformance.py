@@ -51,6 +51,9 @@ class Rooted:
 
         self._link.subscribe(topic_filter and self._root + topic_filter, unrooted, **options)
 
+    def set_will(self, will):
+        self._link.set_will(dataclasses.replace(will, topic=self._root + will.topic))
+
     def unsubscribe(self, topic_filter):
         self._link.unsubscribe(self._root + topic_filter)
 

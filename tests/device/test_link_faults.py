@@ -353,3 +353,21 @@ def test_nagle_is_off_on_the_socket_itself(mosquitto):
     link.connect(timeout_s=5)
     assert link._loop.client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     link.close()
+
+
+def test_two_clients_of_one_id_count_how_often_the_broker_ended_them_and_a_broker_that_is_away_does_not(mosquitto):
+    """Mosquitto, as every MQTT broker, ends the session of the older one."""
+    one, two = link_to(mosquitto.port, client_id="same"), link_to(mosquitto.port, client_id="same")
+    with TcpProxy(mosquitto.port) as proxy:
+        apart = link_to(proxy.port, client_id="alone")
+        for link in (one, two, apart):
+            link.connect(timeout_s=5)
+        assert until(lambda: min(one.counters.cut_short, two.counters.cut_short) >= 3, timeout_s=20)
+        for link in (one, two):
+            link.close()
+        proxy.cut()
+        assert until(lambda: apart.counters.cut_short == 1, timeout_s=5)
+        proxy.refuse()
+        proxy.cut()
+        assert until(lambda: apart.counters.cut_short == 0, timeout_s=5)
+        apart.close()

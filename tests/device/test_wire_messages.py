@@ -77,6 +77,16 @@ def test_w4_a_missing_or_mistyped_key_is_refused(message):
             assert dataclasses.is_dataclass(found)
 
 
+def test_only_a_goodbye_says_left_and_peers_of_before_it_read_and_write_births_as_ever():
+    assert b"left" not in BIRTH.encode()
+    gone = dataclasses.replace(BIRTH, status="gone", left=True)
+    assert LearnerBirth.decode(gone.encode()) == gone
+    assert not LearnerBirth.decode(dataclasses.replace(gone, left=False).encode()).left
+    for wrong in (1, "true", None, [], {}):
+        with pytest.raises(PayloadRefused, match="left"):
+            LearnerBirth.decode(json.dumps({**json.loads(gone.encode()), "left": wrong}).encode())
+
+
 @each
 @pytest.mark.parametrize(
     "payload",

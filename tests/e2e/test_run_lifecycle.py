@@ -102,7 +102,8 @@ def test_a_device_elsewhere_joins_and_a_killed_learner_loses_and_repeats_nothing
     words += ["--actors", 0, "--format", "json"]
     actor = [*DEVICE, "run", "--broker", url(mosquitto, "pi-1"), "--fleet", "killed", "--id", "pi-1"]
     actor += ["--format", "json", "--max-offline", 0]
-    fresh = [*EDGE, "train", "CartPole-v1", "--run", "r", "--set", "checkpoint_period_steps=300", *NO_GOAL, *words]
+    # None by steps: what was learned is kept with the first push of it, or a resume would start the network anew.
+    fresh = [*EDGE, "train", "CartPole-v1", "--run", "r", "--set", "checkpoint_period_steps=0", *NO_GOAL, *words]
     run = tmp_path / "r"
     with Started(actor, cwd=tmp_path, log=tmp_path / "actor.log", env=device_env) as device:
         with Started(fresh, cwd=tmp_path, log=tmp_path / "first.log", env=learner_env) as first:
@@ -124,7 +125,11 @@ def test_a_device_elsewhere_joins_and_a_killed_learner_loses_and_repeats_nothing
     assert [sequence for _, _, sequence in after] == list(range(len(after)))
     said = json.loads(out.splitlines()[-1])
     assert said["blocks"] - said["blocks_pending"] <= len(after)
-    assert last_json(resumed)["env_steps"] >= 2500
+    result = last_json(resumed)
+    assert result["env_steps"] >= 2500
+    assert result["updates"] > result["session_updates"] > 0, "it went on from what was learned"
+    assert "resuming from the checkpoint at " in resumed.stderr
+    assert "was lost without a goodbye; watching 5 s" in resumed.stderr
 
 
 def test_a_wrong_password_is_one_clear_line(tmp_path, mosquitto):

@@ -17,7 +17,8 @@ from quarl_device.testing.link_conformance import until
 from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner import presence as presence_module
-from quarl_edge.learner.presence import Presence, claim_fleet
+from quarl_edge.learner.claim import claim_fleet
+from quarl_edge.learner.presence import Presence, will_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 ACTORS = ("actor-0",)
@@ -90,7 +91,8 @@ BIRTH = LearnerBirth(
 def serving(broker, monkeypatch):
     """A learner that serves the default fleet."""
     monkeypatch.setattr(presence_module, "RENEW_PERIOD_S", 0.3)
-    topics, link = Topics("default"), broker.link("learner")
+    topics = Topics("default")
+    link = broker.link("learner", will=will_of(topics, BIRTH))
     presence = Presence(link, topics, BIRTH)
     link.connect(timeout_s=10.0)
     presence.announce()
@@ -146,3 +148,70 @@ def test_w8_a_takeover_with_another_certificate_deposes_the_first_and_nobody_is_
     assert (link.counters.connections, second.counters.connections) == (1, 1)
     successor.leave(clear=True)
     second.close()
+
+
+def test_w8_two_fleets_with_one_certificate_the_newcomer_leaves_and_the_one_that_served_goes_on(broker, monkeypatch):
+    """They do not even hear of each other: all that tells is that the broker ends each connection again and again."""
+    monkeypatch.setattr(presence_module, "SETTLED_S", 0.0)
+    first = Served(broker, "default")
+    time.sleep(0.1)
+    first.presence.tick()
+    newcomer = Served(broker, "other")
+    monkeypatch.setattr(presence_module, "SETTLED_S", 30.0)
+
+    def leaves():
+        first.presence.tick()
+        try:
+            newcomer.presence.tick()
+        except LearnerAlive as error:
+            return "another client has its client id" in error.message
+        return False
+
+    assert until(leaves, timeout_s=30.0)
+    newcomer.link.close()
+    assert until(lambda: first.link.connected, timeout_s=10.0)
+    time.sleep(0.5)
+    first.presence.tick()
+    assert first.link.connected
+    first.presence.leave(clear=True)
+    first.link.publish(Topics("other").learner, b"", retain=True)
+    first.link.flush(timeout_s=5.0)
+    first.link.close()
+
+
+class Served:
+    """A fleet with a learner whose certificate is `learner`'s."""
+
+    def __init__(self, broker, fleet):
+        topics = Topics(fleet)
+        self.link = broker.link("learner", will=will_of(topics, BIRTH))
+        self.presence = Presence(self.link, topics, BIRTH)
+        self.link.connect(timeout_s=10.0)
+        self.presence.announce()
+
+
+@pytest.mark.timeout(480)
+def test_w8_two_whole_learners_with_one_certificate_exactly_one_goes_on_and_so_do_its_actors(broker, tmp_path):
+    """The broker ends the session of the first to let the second in: its will is out before the second can look."""
+    clients = broker.path / "clients"
+    words = [*EDGE, "train", "CartPole-v1", "--broker", broker.url, "--credentials", clients / "learner"]
+    words += ["--actor-credentials", clients, "--set", "goal_return=none", "--format", "json"]
+    first_words = [*words, "--run", "first", "--actors", 1]
+    with Started(first_words, cwd=tmp_path, log=tmp_path / "first.log") as first:
+        first.wait_for(lambda: "int8 return" in first.said(), seconds=300, what="training")
+        with Started([*words, "--run", "second", "--actors", 0], cwd=tmp_path, log=tmp_path / "second.log") as second:
+            code = second.process.wait(150)
+        assert code == 70, second.said()
+        assert "serves this fleet and goes on; this one ends" in second.said()
+        assert "quarl-edge enroll NAME --role learner" in second.said()
+        assert "watching 5 s whether it comes back" in second.said()
+        journal = tmp_path / "first" / "journal"
+        size = sum(file.stat().st_size for file in journal.iterdir())
+        first.wait_for(
+            lambda: sum(file.stat().st_size for file in journal.iterdir()) > size + 10_000,
+            seconds=60, what="more experience",
+        )  # fmt: skip
+        code, out = first.end()
+    assert code == 0, first.said()
+    assert json.loads(out.splitlines()[-1])["reason"] == "interrupted"
+    assert "ended with status" not in first.said(), "its actors stayed"

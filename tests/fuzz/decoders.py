@@ -84,7 +84,7 @@ def decoders() -> list[Decoder]:
         (
             "learner birth",
             LearnerBirth.decode,
-            golden("learner_online.json", "learner_lockstep.json", "learner_gone.json"),
+            golden("learner_online.json", "learner_lockstep.json", "learner_gone.json", "learner_left.json"),
         ),
         ("device state", DeviceState.decode, golden("state_online.json", "state_gone.json")),
         ("ack", Ack.decode, golden("ack.json", "ack_first.json")),

@@ -228,6 +228,7 @@ def _messages() -> list[Golden]:
         "learner_online": _birth(),
         "learner_lockstep": _birth(**box),
         "learner_gone": _birth(status="gone"),
+        "learner_left": _birth(status="gone", left=True),
         "state_online": _state(),
         "state_gone": DeviceState(status="gone", device="pi-3", boot_id=BOOT_ID),
         "ack": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, inserted=41, durable=39, refused={40: 34}, credit=64),

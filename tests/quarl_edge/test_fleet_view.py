@@ -1,5 +1,6 @@
 """A fleet as one that only listens sees it, and as `quarl-edge top` shows it."""
 
+import dataclasses
 import io
 import json
 
@@ -170,6 +171,17 @@ def test_the_table_says_who_stands_still_and_since_when(scene):
     assert "gone" in text
     scene.clock.now_s += 60
     assert "60 s ago (silent)" in scene.text()
+
+
+@pytest.mark.parametrize(("left", "standing"), [(True, "left"), (False, "lost")])
+def test_a_learner_that_is_gone_is_shown_as_left_or_lost(scene, left, standing):
+    scene.listen()
+    scene.broker.publish(TOPICS.learner, BIRTH.encode(), retain=True)
+    assert scene.view.snapshot()["learner"]["status"] == "online"
+    gone = dataclasses.replace(BIRTH, status="gone", left=left)
+    scene.broker.publish(TOPICS.learner, gone.encode(), retain=True)
+    assert scene.view.snapshot()["learner"]["status"] == standing
+    assert f"fleet f: learner {standing}, CartPole-v1" in scene.text()
 
 
 def test_an_empty_fleet_is_told(scene):

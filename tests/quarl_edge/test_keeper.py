@@ -4,10 +4,11 @@ import contextlib
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from learner_factory import CONTRACT, batch, policy
 
-from quarl_device.errors import CheckpointError, JournalError
+from quarl_device.errors import CheckpointError, JournalError, NonFiniteError
 from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import load_latest
 from quarl_edge.learner import keeper as module
@@ -130,3 +131,15 @@ def test_the_better_of_two():
     assert better(low, None) == better(None, low) == low
     assert better(low, high) == better(high, low) == high
     assert better(low, judged(1.0, 9)) == low
+
+
+def test_weights_that_are_not_finite_are_in_no_checkpoint(made, tmp_path):
+    keeper, _ = made
+    weights = {"online/000": np.ones(3, np.float32), "updates": np.int64(4) * np.ones((), np.int64)}
+    keeper.checkpoint(SimpleNamespace(arrays=lambda: weights), Progression())
+    kept = sorted((tmp_path / "checkpoints").iterdir())
+    assert len(kept) == 1
+    weights["online/000"] = np.array([1, np.nan, 1], np.float32)
+    with pytest.raises(NonFiniteError, match="online/000"):
+        keeper.checkpoint(SimpleNamespace(arrays=lambda: weights), Progression())
+    assert sorted((tmp_path / "checkpoints").iterdir()) == kept

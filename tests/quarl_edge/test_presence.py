@@ -1,6 +1,5 @@
 """W8: one learner per fleet, with an epoch later than all that is known."""
 
-import dataclasses
 import threading
 import time
 
@@ -15,8 +14,11 @@ from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.messages import HIGHEST_BELIEVABLE_EPOCH, DeviceState, LearnerBirth
 from quarl_device.wire.topics import Topics
+from quarl_edge.learner import claim
 from quarl_edge.learner import presence as module
-from quarl_edge.learner.presence import Predecessor, Presence, claim_fleet, gone_birth, next_epoch
+from quarl_edge.learner.claim import Predecessor, claim_fleet, next_epoch
+from quarl_edge.learner.presence import Presence, gone_birth, will_of
+from quarl_edge.learner.stop import AskedToStop
 
 TOPICS = Topics("f")
 
@@ -33,7 +35,7 @@ def birth(**changes):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(module, "RETAINED_WAIT_S", 0.0)
+    monkeypatch.setattr(claim, "RETAINED_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -112,18 +114,77 @@ def test_w8_takeover_does_not_watch(broker):
 
 
 def test_w8_a_learner_that_said_goodbye_is_not_watched(broker):
-    connected(broker, "other").publish(TOPICS.learner, gone_birth(birth(epoch=9)), retain=True)
+    connected(broker, "other").publish(TOPICS.learner, gone_birth(birth(epoch=9), left=True), retain=True)
     started = time.monotonic()
     assert claim_fleet(connected(broker), TOPICS, takeover=False, cancelled=lambda: False, watch_s=30) == 9
     assert time.monotonic() - started < 1
 
 
-def test_watching_ends_when_the_user_asks_for_it():
-    predecessor = Predecessor()
-    predecessor.on_birth(Message(topic=TOPICS.learner, payload=birth().encode(), retain=True))
+@pytest.mark.parametrize("payload", [birth().encode(), gone_birth(birth(), left=False)], ids=["online", "lost"])
+def test_w8_a_watch_that_the_user_cuts_short_never_reads_as_a_free_fleet(broker, payload):
+    connected(broker, "other").publish(TOPICS.learner, payload, retain=True)
     started = time.monotonic()
-    assert not predecessor.alive_within(30, cancelled=lambda: True)
+    with pytest.raises(AskedToStop):
+        claim_fleet(connected(broker), TOPICS, takeover=False, cancelled=lambda: True)
     assert time.monotonic() - started < 1
+
+
+def test_w8_a_learner_that_was_lost_is_watched_for_a_while_and_that_is_said(broker, caplog):
+    connected(broker, "other").publish(TOPICS.learner, gone_birth(birth(epoch=9), left=False), retain=True)
+    started = time.monotonic()
+    link = connected(broker)
+    assert claim_fleet(link, TOPICS, takeover=False, cancelled=lambda: False, lost_watch_s=0.4) == 9
+    assert 0.4 <= time.monotonic() - started < 5
+    assert "a learner (epoch 9) was lost without a goodbye; watching 0 s whether it comes back" in caplog.text
+    assert 3.0 <= claim.LOST_WATCH_S <= 10.0
+
+
+def test_w8_a_learner_that_comes_back_while_watched_keeps_the_second_one_out(broker):
+    other = connected(broker, "other")
+    other.publish(TOPICS.learner, gone_birth(birth(beat=1), left=False), retain=True)
+    back = threading.Timer(0.2, other.publish, (TOPICS.learner, birth(beat=2).encode()), {"retain": True})
+    back.start()
+    with pytest.raises(LearnerAlive, match="epoch 100, CartPole-v1, dqn"):
+        claim_fleet(connected(broker), TOPICS, takeover=False, cancelled=lambda: False, lost_watch_s=10)
+    back.join()
+
+
+def test_w8_a_goodbye_ends_the_watch(broker):
+    other = connected(broker, "other")
+    other.publish(TOPICS.learner, birth(beat=1).encode(), retain=True)
+    payload = gone_birth(birth(beat=1), left=True)
+    bye = threading.Timer(0.2, other.publish, (TOPICS.learner, payload), {"retain": True})
+    bye.start()
+    started = time.monotonic()
+    assert claim_fleet(connected(broker), TOPICS, takeover=False, cancelled=lambda: False, watch_s=30) == 100
+    assert time.monotonic() - started < 5
+    bye.join()
+
+
+def said(payload, *, retain=True):
+    return Message(topic=TOPICS.learner, payload=payload, retain=retain)
+
+
+@pytest.mark.parametrize(
+    ("messages", "alive"),
+    [
+        ([said(birth(beat=7).encode()), said(birth(beat=7).encode())], False),
+        ([said(birth(beat=7).encode()), said(birth(beat=8).encode())], True),
+        ([said(birth(beat=7).encode(), retain=False)], True),
+        ([said(birth(beat=7).encode()), said(gone_birth(birth(beat=3), left=False), retain=False)], False),
+        ([said(gone_birth(birth(beat=3), left=False))] * 2, False),
+        ([said(gone_birth(birth(beat=3), left=False)), said(gone_birth(birth(beat=4), left=False))], True),
+        ([said(gone_birth(birth(beat=4), left=False)), said(gone_birth(birth(beat=3), left=False))], False),
+        ([said(birth(beat=7).encode(), retain=False), said(gone_birth(birth(beat=7), left=True))], False),
+    ],
+    ids=["the same again", "renewed", "said just now", "its own will", "the same will", "a later will", "an older will",
+         "a goodbye"],
+)  # fmt: skip
+def test_w8_what_counts_as_a_sign_of_life(messages, alive):
+    predecessor = Predecessor()
+    for message in messages:
+        predecessor.on_birth(message)
+    assert predecessor.alive_within(0.0, cancelled=lambda: False) == alive
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"QPOL" + bytes(200), bytes(1_000)])
@@ -132,7 +193,7 @@ def test_w4_garbage_on_the_retained_topics_is_survived(payload):
     predecessor.on_birth(Message(topic=TOPICS.learner, payload=payload, retain=True))
     predecessor.on_policy(Message(topic=TOPICS.policy, payload=payload, retain=True))
     assert predecessor.highest_epoch == 0
-    assert not predecessor.online
+    assert predecessor.birth is None
 
 
 def test_a_birth_is_renewed_with_a_growing_beat(broker, monkeypatch):
@@ -166,7 +227,8 @@ def test_leaving_says_gone_and_leaves_the_policy_for_latecomers(broker):
     presence = Presence(link, TOPICS, birth())
     presence.announce()
     presence.leave(clear=False)
-    assert LearnerBirth.decode(broker.retained[TOPICS.learner]).status == "gone"
+    last = LearnerBirth.decode(broker.retained[TOPICS.learner])
+    assert (last.status, last.left) == ("gone", True)
     assert broker.retained[TOPICS.policy] == b"policy"
 
 
@@ -181,8 +243,25 @@ def test_a_demo_leaves_nothing_retained(broker):
     assert LearnerBirth.decode(gone[-1]).status == "gone"
 
 
-def test_the_will_says_gone():
-    assert LearnerBirth.decode(gone_birth(birth(epoch=5))) == dataclasses.replace(birth(epoch=5), status="gone")
+def test_the_will_says_gone_and_only_a_goodbye_that_it_left():
+    will = will_of(TOPICS, birth(epoch=5))
+    assert (will.topic, will.retain) == (TOPICS.learner, True)
+    assert LearnerBirth.decode(will.payload) == birth(epoch=5, status="gone", left=False)
+    assert LearnerBirth.decode(gone_birth(birth(), left=True)) == birth(status="gone", left=True)
+
+
+def test_the_will_of_each_connection_has_a_beat_of_its_own(broker):
+    link = broker.link("learner", will=will_of(TOPICS, birth(beat=5)))
+    link.connect(timeout_s=1)
+    presence = Presence(link, TOPICS, birth(beat=5))
+    presence.announce()
+    wills = []
+    for _ in range(3):
+        broker.cut("learner", reconnect=False)
+        wills.append(LearnerBirth.decode(broker.retained[TOPICS.learner]))
+        link.reconnect()
+    assert {(will.status, will.left) for will in wills} == {("gone", False)}
+    assert [will.beat for will in wills] == sorted({will.beat for will in wills})
 
 
 def test_a_retained_push_of_a_dead_learner_counts_for_the_epoch(broker):
@@ -229,7 +308,14 @@ class Two:
 
 
 @pytest.mark.parametrize(
-    "later", [{"epoch": 101, "beat": 1}, {"epoch": 100, "beat": 9_000}], ids=["a later epoch", "a later beat"]
+    "later",
+    [
+        {"epoch": 101, "beat": 1},
+        {"epoch": 100, "beat": 9_000},
+        {"epoch": 101, "status": "gone"},
+        {"epoch": 101, "status": "gone", "left": True},
+    ],
+    ids=["a later epoch", "a later beat", "a later will", "a later goodbye"],
 )
 def test_w8_a_learner_that_was_overtaken_leaves_without_a_word(broker, later):
     two = Two(broker, beat=50)
@@ -257,7 +343,8 @@ def test_w8_one_that_another_overtook_while_it_was_being_built_says_nothing_at_a
 
 
 @pytest.mark.parametrize(
-    "heard", [birth(epoch=99).encode(), gone_birth(birth(epoch=101)), birth(epoch=2**32 - 1).encode(), b"{", b""]
+    "heard",
+    [birth(epoch=99).encode(), gone_birth(birth(epoch=99), left=True), birth(epoch=2**32 - 1).encode(), b"{", b""],
 )
 def test_w8_nothing_else_drives_a_learner_away(broker, heard):
     two = Two(broker)
@@ -269,16 +356,26 @@ def test_w8_nothing_else_drives_a_learner_away(broker, heard):
 def test_w8_an_older_birth_that_hid_ours_is_answered_at_once(broker):
     two = Two(broker)
     two.presence.announce()
-    two.hear(gone_birth(birth(epoch=99)))
+    two.hear(gone_birth(birth(epoch=99), left=False))
     two.presence.tick()
     assert LearnerBirth.decode(broker.retained[TOPICS.learner]).epoch == 100
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["its own will, come late", "a forged goodbye"])
+def test_w8_what_says_that_it_is_gone_is_answered_at_once(broker, left):
+    two = Two(broker, beat=7)
+    two.presence.announce()
+    two.hear(gone_birth(birth(beat=8), left=left))
+    two.presence.tick()
+    last = LearnerBirth.decode(broker.retained[TOPICS.learner])
+    assert (last.status, last.beat) == ("online", 9)
 
 
 def test_its_own_words_do_not_drive_a_learner_away(broker):
     two = Two(broker, beat=7)
     for _ in range(5):
         two.presence.announce()
-    two.hear(gone_birth(birth(beat=7)))
+    two.hear(gone_birth(birth(beat=7), left=False))
     two.presence.tick()
 
 
@@ -290,3 +387,130 @@ def test_a_goodbye_is_the_last_word_whatever_the_link_does(broker):
     two.link.reconnect()
     two.presence.tick()
     assert two.births()[-1].status == "gone"
+
+
+class OneId:
+    """Learners with one client id at a broker that ends the session of the older one, and links that come back."""
+
+    def __init__(self, broker):
+        self.broker, self.links = broker, []
+
+    def join(self, epoch=None, beat=1):
+        """A claim without an epoch; with one, a learner with its will."""
+        will = None if epoch is None else will_of(TOPICS, birth(epoch=epoch, beat=beat))
+        link = self.broker.link("learner", will=will)
+        self.links.append(link)
+        return link
+
+    def serve(self, epoch, beat=1, **options):
+        link = self.join(epoch, beat)
+        link.connect(timeout_s=1)
+        presence = Presence(link, TOPICS, birth(epoch=epoch, beat=beat), **options)
+        presence.announce()
+        return presence, link
+
+    def turn(self):
+        """Each link that is down comes back, and throws the other one off."""
+        for link in [one for one in self.links if not one.connected and not one._closed]:
+            link.reconnect()
+
+
+def test_w8_with_one_certificate_the_second_learner_leaves_and_the_first_goes_on(broker):
+    """They are never on the broker together: only the wills tell the second one that the first comes back."""
+    world = OneId(broker)
+    first, link = world.serve(epoch=100)
+    second = world.join()
+    second.connect(timeout_s=1)
+    assert not link.connected
+    ended = threading.Event()
+
+    def fight():
+        while not ended.wait(0.05):
+            world.turn()
+
+    thread = threading.Thread(target=fight)
+    thread.start()
+    try:
+        with pytest.raises(LearnerAlive, match="epoch 100") as caught:
+            claim_fleet(second, TOPICS, takeover=False, cancelled=lambda: False, lost_watch_s=20)
+        second.close()
+    finally:
+        ended.set()
+        thread.join()
+    assert caught.value.code == 70
+    assert "goes on; this one ends" in caught.value.message
+    assert "enroll" in caught.value.hint
+    world.turn()
+    assert link.connected
+    first.tick()
+    last = LearnerBirth.decode(broker.retained[TOPICS.learner])
+    assert (last.status, last.epoch) == ("online", 100)
+
+
+def test_w8_with_one_certificate_a_takeover_ends_the_first_though_it_never_hears_the_second_online(broker):
+    world = OneId(broker)
+    first, _ = world.serve(epoch=100)
+    second, link = world.serve(epoch=200, takeover=True)
+    for _ in range(4):
+        world.turn()
+    with pytest.raises(LearnerAlive, match=r"another learner \(epoch 200\) has taken this fleet over"):
+        first.tick()
+    first.leave(clear=True)
+    world.links[0].close()
+    world.turn()
+    second.tick()
+    assert link.connected
+    last = LearnerBirth.decode(broker.retained[TOPICS.learner])
+    assert (last.status, last.epoch) == ("online", 200)
+
+
+@given(one=st.tuples(st.integers(1, 3), st.integers(1, 99)), two=st.tuples(st.integers(1, 3), st.integers(100, 199)))
+def test_w8_of_two_learners_that_both_passed_the_claim_exactly_one_goes_on(one, two):
+    """Whatever their epochs and beats, with one client id or with two."""
+    for same_id in (True, False):
+        broker = FakeBroker()
+        world = OneId(broker)
+        presences = [world.serve(epoch, beat, takeover=True)[0] for epoch, beat in (one, two)]
+        if not same_id:
+            broker = FakeBroker()
+            presences = []
+            for name, (epoch, beat) in zip("ab", (one, two), strict=True):
+                own = birth(epoch=epoch, beat=beat)
+                presences.append(Presence(connected(broker, name), TOPICS, own, takeover=True))
+                presences[-1].announce()
+        standing = list(presences)
+        for _ in range(6):
+            if same_id:
+                world.turn()
+            for presence in list(standing):
+                try:
+                    presence.tick()
+                except LearnerAlive:
+                    standing.remove(presence)
+                    if same_id:
+                        world.links[presences.index(presence)].close()
+        winner = max(range(2), key=lambda index: (one, two)[index])
+        assert standing == [presences[winner]], (one, two, same_id)
+
+
+def test_w8_a_learner_that_is_thrown_off_again_and_again_ends_and_the_newcomer_first(broker, monkeypatch):
+    newcomer, settled = Two(broker), Two(FakeBroker())
+    for two in (newcomer, settled):
+        two.presence.announce()
+    monkeypatch.setattr(module, "SETTLED_S", -1.0)
+    settled.presence.tick()
+    monkeypatch.undo()
+    ended = {}
+    for times in range(1, 12):
+        for name, two in (("newcomer", newcomer), ("settled", settled)):
+            two.link.counters.cut_short = times
+            try:
+                two.presence.tick()
+            except LearnerAlive as error:
+                ended.setdefault(name, (times, error))
+    assert ended["newcomer"][0] + 2 < ended["settled"][0] < 12
+    assert ended["newcomer"][0] >= 3, "a broker that is restarted twice is not another client"
+    for _, error in ended.values():
+        assert error.code == 70
+        assert "another client has its client id" in error.message
+        assert "enroll" in error.hint

@@ -281,8 +281,9 @@ def test_it_ends_at_its_budget_with_the_last_policy_judged_and_a_checkpoint():
     assert result.judgements >= 3
     assert result.last_return_mean == 5.0
     assert result.resumable
-    # One at the very start, so that the run can be resumed whatever happens, and one at the end.
-    assert [kept.updates for kept in setting.keeper.checkpoints] == [0, result.updates]
+    # One at the very start, so that the run can be resumed whatever happens, one with the first push of something
+    # learned, so that a resume begins with it, and one at the end.
+    assert [kept.updates for kept in setting.keeper.checkpoints] == [0, 8, result.updates]
     assert setting.keeper.finished == 1
     assert result.updates == 4 * setting.algorithm.updates
     # The limiter's ratio: 8 samples per transition, 8 transitions per gradient step.
@@ -357,8 +358,75 @@ def test_what_a_fatal_error_interrupts_is_kept():
     setting.world.on_wait = fail_later
     with pytest.raises(ActorFailed):
         setting.run()
-    assert len(setting.keeper.checkpoints) == 2
-    assert setting.keeper.checkpoints[-1].updates > 0
+    assert len(setting.keeper.checkpoints) == 3
+    assert setting.keeper.checkpoints[-1].updates > 8
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError(5, "Input/output error"), MemoryError()])
+def test_what_an_error_of_no_kind_of_ours_interrupts_is_kept_too(error):
+    setting = Setting()
+
+    def fail(status):
+        if setting.world.env_steps > 600:
+            raise error
+
+    setting.progress.show = fail
+    with pytest.raises(type(error)):
+        setting.run()
+    assert setting.keeper.checkpoints[-1].updates == 4 * setting.algorithm.updates > 8
+
+
+def test_a_policy_that_cannot_be_kept_at_the_end_costs_no_checkpoint():
+    setting = Setting()
+
+    def refuse():
+        raise CheckpointError("policy cannot be written")
+
+    setting.keeper.finish = refuse
+    with pytest.raises(CheckpointError, match="policy"):
+        setting.run()
+    assert setting.keeper.checkpoints[-1].updates == 4 * setting.algorithm.updates
+
+
+def test_an_update_that_broke_in_the_middle_is_not_kept(caplog):
+    setting = Setting()
+
+    def breaks(batch):
+        if setting.algorithm.updates > 10:
+            raise RuntimeError("out of memory in an operator")
+        return Algorithm.update(setting.algorithm, batch)
+
+    setting.algorithm.update = breaks
+    with pytest.raises(RuntimeError, match="operator"):
+        setting.run()
+    assert [kept.updates for kept in setting.keeper.checkpoints] == [0, 8]
+    assert "an update that was not finished" in caplog.text
+
+
+def test_a_rescue_that_fails_does_not_hide_the_first_error(caplog):
+    setting = Setting()
+
+    def refuse(*_):
+        raise RuntimeError("a second bug")
+
+    def fail(status):
+        if setting.world.env_steps > 600:
+            setting.keeper.checkpoint = refuse
+            raise RuntimeError("the first bug")
+
+    setting.progress.show = fail
+    with pytest.raises(RuntimeError, match="the first bug"):
+        setting.run()
+    assert "no checkpoint after the error that ends this run" in caplog.text
+
+
+def test_learning_is_kept_by_time_too(monkeypatch):
+    few, many = (Setting(checkpoint_period_s=period_s) for period_s in (0.0, 1e-9))
+    monkeypatch.setattr("quarl_edge.learner.rhythm._SHARE", 1e9)
+    for setting in (few, many):
+        setting.run()
+    assert len(few.keeper.checkpoints) == 3
+    assert len(many.keeper.checkpoints) > 10
 
 
 def test_a_checkpoint_that_fails_too_does_not_hide_the_first_error():
@@ -380,7 +448,7 @@ def test_weights_that_are_not_finite_are_not_kept():
     setting.algorithm.update = spoil
     with pytest.raises(NonFiniteError):
         setting.run()
-    assert [kept.updates for kept in setting.keeper.checkpoints] == [0]
+    assert [kept.updates for kept in setting.keeper.checkpoints] == [0, 8]
 
 
 def test_an_overtaken_learner_publishes_no_policy():

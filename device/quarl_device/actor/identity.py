@@ -28,7 +28,7 @@ class AgentConfig:
         learner_key: the only key to trust; `None` pins the first that is met.
         exit_when_gone: end when the learner says goodbye.
         connect_timeout_s: for the first connection.
-        max_offline_s: how long it goes on without link or learner, as far as its outbox takes what it makes.
+        max_offline_s: how long it goes on where link or learner are lost, as far as its outbox takes what it makes.
         max_upload_bytes_per_s: of experience; 0 for no bound.
     """
 

@@ -134,13 +134,26 @@ class Listener:
             self._shared.changed.notify_all()
 
     def _part(self, birth: LearnerBirth) -> None:
-        if self._shared.session.learner_gone(epoch=birth.epoch) and self._config.exit_when_gone:
-            self._shared.stop("the learner is gone")
+        shared = self._shared
+        if not shared.session.learner_gone(epoch=birth.epoch, left=birth.left):
+            return
+        self._note_learner()
+        if not birth.left:
+            return
+        if birth.mode != "lockstep":
+            shared.mailbox.ask_flush()  # the pause begins now, not at the end of the block
+        if self._config.exit_when_gone:
+            shared.stop("the learner is gone")
+
+    def _note_learner(self) -> None:
+        session = self._shared.session
+        self._shared.absence.note(session.learner, session.epoch, time.monotonic())
 
     def _consider(self, birth: LearnerBirth) -> None:
         # Births are not signed: what comes under another key, or from the past, must not end this actor.
         self._key.check(birth)
         if birth.epoch < self._shared.session.epoch:
+            self._shared.absence.overhear(birth.epoch, followed=self._shared.session.epoch, now_s=time.monotonic())
             return
         try:
             check_wire_version(birth.wire, peer="the learner")
@@ -160,6 +173,7 @@ class Listener:
         new_epoch = shared.session.learner_online(
             epoch=birth.epoch, beat=birth.beat, lockstep=birth.mode == "lockstep", now_s=time.monotonic()
         )
+        self._note_learner()
         shared.birth = birth
         if known is not None and new_epoch and (birth.mode == "lockstep" or not same_task(known, birth)):
             self._begin_again()

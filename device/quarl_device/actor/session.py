@@ -7,8 +7,8 @@ What it holds to:
 
 * Blocks are sent in the order in which they were made, each again until the learner says `inserted`: those of earlier
   lives (boot ids) first, each life to its end, under its own boot id. The next life's wait until all are `durable`.
-* The learner's credit bounds what is sent, and what is made while it is there. Without a learner the loop goes on, as
-  far as the outbox and `max_offline_s` allow.
+* The learner's credit bounds what is sent, and what is made while it is there. Where link or learner are lost, the loop
+  goes on as far as the outbox and `max_offline_s` allow. A learner that said goodbye has no use for more: it pauses.
   After a reconnection, a new learner epoch, or silence while blocks are out, sending goes back to the first block that
   is not known to be inserted. The learner drops duplicates, so every block ends in replay exactly once.
 * A block is kept until the learner says `durable`: a learner that restarts may ask for it again.
@@ -31,6 +31,8 @@ Blocked = Literal[
     "",
     "link down",
     "no learner",
+    "learner left",
+    "learner lost",
     "no policy",
     "no credit",
     "catching up",
@@ -38,6 +40,8 @@ Blocked = Literal[
     "spool cannot be written",
     "waiting for the next policy",
 ]
+Learner = Literal["unmet", "here", "silent", "lost", "left"]
+"""What is known of the learner: never met, there, not heard of for long, gone by its will, gone by its own word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +53,11 @@ class SessionConfig:
         resend_max_s: see above.
         stuck_after_s: the same while the broker has not even taken them, as on a slow link.
         announce_every_s: how often the device's birth is renewed.
-        learner_silent_s: a learner not heard of for so long counts as gone.
+        learner_silent_s: a learner not heard of for so long counts as lost.
         max_in_flight_blocks: most blocks sent and not yet inserted. Times the number of devices it should stay below
             the broker's queue (Mosquitto: 1,000 messages), beyond which brokers drop QoS 1 messages silently.
         max_in_flight_bytes: the same in bytes, so that a slow link is not stuffed; one block may go over it.
-        max_offline_s: how long the loop goes on beyond its credit while the link is down or the learner is gone.
+        max_offline_s: how long the loop goes on beyond its credit while the link is down or the learner is lost.
         max_upload_bytes_per_s: of blocks, also while catching up; 0 for no bound.
     """
 
@@ -88,6 +92,7 @@ class ActorSession:
 
     Attributes:
         epoch: the learner's epoch, -1 before any birth.
+        learner: what is known of it.
         next_sequence: sequence of the block that comes next in this life.
         delivering: the life whose blocks are sent now; what follows is about that one.
         inserted: every block up to here is in the learner's replay (or refused, or declared dropped), as far as known.
@@ -101,6 +106,7 @@ class ActorSession:
         self._outbox = outbox
         self._config = config or SessionConfig()
         self.epoch = -1
+        self.learner: Learner = "unmet"
         self.next_sequence = 0
         self.delivering = outbox.delivering
         self.inserted = self.durable = outbox.base - 1
@@ -112,8 +118,6 @@ class ActorSession:
         self._in_flight: deque[tuple[int, int]] = deque()  # (sequence, bytes) of what is sent and not inserted
         self._in_flight_bytes = 0
         self._link_up = False
-        self._learner_online = False
-        self._learner_left = False  # it said goodbye, or its will did: a late ack does not bring it back
         self._learner_beat = -1
         self._learner_heard_s = 0.0
         self._lockstep = False
@@ -154,19 +158,20 @@ class ActorSession:
             self._announce = True
             self._go_back(now_s)
             return True
-        if not self._learner_online and beat != self._learner_beat:
+        if self.learner != "here" and beat != self._learner_beat:
             self._announce = True
             self._go_back(now_s)
         if beat != self._learner_beat:
             self._heard(beat, now_s)
         return False
 
-    def learner_gone(self, *, epoch: int) -> bool:
-        """The learner's will or farewell; returns whether it was the learner this session knew to be there."""
-        if epoch != self.epoch or not self._learner_online:
+    def learner_gone(self, *, epoch: int, left: bool) -> bool:
+        """The learner's farewell (`left`), or its will; returns whether it is news of the learner of this epoch."""
+        parted: Learner = "left" if left else "lost"
+        # A will that comes late does not take a goodbye back.
+        if epoch != self.epoch or self.learner in ("unmet", "left", parted):
             return False
-        self._learner_online = False
-        self._learner_left = True
+        self.learner = parted
         return True
 
     def policy_accepted(self, epoch: int, version: int) -> None:
@@ -200,7 +205,8 @@ class ActorSession:
                 return False
             # The learner may know blocks of an earlier life that a power cut took from here.
             inserted, durable = self._outbox.end - 1, min(durable, self._outbox.end - 1)
-        self._learner_online = not self._learner_left
+        if self.learner == "silent":
+            self.learner = "here"  # a late ack does not bring one back whose will or goodbye has come
         self._learner_heard_s = now_s
         self._known_inserted = max(self._known_inserted, inserted)
         # Credit counts from `inserted`. Blocks that are held no longer use none: the next one sent says so.
@@ -229,8 +235,8 @@ class ActorSession:
             in_air: the broker has not taken yet what was sent. On a slow link that explains the silence, and sending
                 again would only lengthen it; for `stuck_after_s`.
         """
-        if self._learner_online and now_s - self._learner_heard_s > self._config.learner_silent_s:
-            self._learner_online = False
+        if self.learner == "here" and now_s - self._learner_heard_s > self._config.learner_silent_s:
+            self.learner = "silent"
         self._note_absence(now_s)
         if self._absent():
             return
@@ -297,9 +303,11 @@ class ActorSession:
         return "spool full" if self._outbox.full else self._beyond_credit()
 
     def _beyond_credit(self) -> Blocked:
+        absent = self._absent()
+        if self.learner == "left":
+            return absent
         if self._delivers_own and self.next_sequence < self.credit:
             return ""
-        absent = self._absent()
         if absent:
             return "" if self._offline_s < self._config.max_offline_s else absent
         return "no credit" if self._delivers_own and self._unsent >= self.next_sequence else "catching up"
@@ -358,10 +366,14 @@ class ActorSession:
     def _delivers_own(self) -> bool:
         return self.delivering == self._outbox.boot_id
 
-    def _absent(self) -> Literal["", "link down", "no learner"]:
+    def _absent(self) -> Literal["", "link down", "no learner", "learner left", "learner lost"]:
         if not self._link_up:
             return "link down"
-        return "" if self._learner_online else "no learner"
+        if self.learner in ("lost", "silent"):
+            return "learner lost"
+        if self.learner == "left":
+            return "learner left"
+        return "" if self.learner == "here" else "no learner"
 
     def _note_absence(self, now_s: float) -> None:
         if not self._absent():
@@ -371,7 +383,7 @@ class ActorSession:
             self._offline_s = now_s - self._offline_since_s
 
     def _heard(self, beat: int, now_s: float) -> None:
-        self._learner_online, self._learner_left = True, False
+        self.learner = "here"
         self._learner_beat = beat
         self._learner_heard_s = now_s
 

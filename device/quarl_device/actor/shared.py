@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from quarl_device.actor.absence import Absence
 from quarl_device.actor.acting import ActingPolicy, Mailbox
 from quarl_device.actor.outbox import Outbox
 from quarl_device.actor.session import ActorSession, SessionConfig
@@ -29,6 +30,7 @@ class Shared:
         outbox: blocks that the learner may still ask for.
         session: decides what is sent and whether the loop may step.
         standstill: why it may not.
+        absence: whether the learner is there.
         tally: what was done, with the loop that runs.
         birth: the learner's, `None` before the first.
         codec: of the blocks of the running loop.
@@ -43,6 +45,7 @@ class Shared:
         self.outbox = outbox
         self.session = ActorSession(outbox, config)
         self.standstill = Standstill(time.monotonic())
+        self.absence = Absence(config.max_offline_s if config is not None else 0.0)
         self.tally = Tally()
         self.birth: LearnerBirth | None = None
         self.codec: BlockCodec | None = None

@@ -64,6 +64,7 @@ class Ticker:
             if session.link_up and not self._link.connected:
                 session.link_changed(up=False, now_s=now_s)
             session.tick(now_s, in_air=self._link.connected and not self._link.flush(timeout_s=0.0))
+            shared.absence.note(session.learner, session.epoch, now_s)
             if shared.standstill.is_news(now_s):
                 session.request_announce()
             if session.announce_due(now_s):

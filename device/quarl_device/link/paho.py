@@ -73,7 +73,7 @@ class PahoLink:
         self._backoff = backoff or Backoff()
         self._tls = tls
         if will is not None:
-            check_outgoing(len(will.payload), self._limits.max_payload_bytes, what="will")
+            self.set_will(will)
         # Jitter must differ between devices that boot together, so the seed is the system's.
         self._rng = random.Random()  # noqa: S311
         self._router = Router(self.counters)
@@ -170,6 +170,15 @@ class PahoLink:
         """Call `callback` on the link's thread after every connection made from now on."""
         self._callbacks.append(callback)
 
+    def set_will(self, will: Will) -> None:
+        """Make the next connection leave `will`; the one that stands keeps what it was made with.
+
+        Raises:
+            PayloadTooLarge: over the link's cap.
+        """
+        check_outgoing(len(will.payload), self._limits.max_payload_bytes, what="will")
+        self._will = will
+
     def on_idle(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the link's thread whenever the messages that have come are handled."""
         self._idle_callbacks.append(callback)
@@ -210,8 +219,6 @@ class PahoLink:
         user = self.url.user or (self.client_id if self._password is not None else "")
         if user:
             client.username_pw_set(user, self._password)
-        if self._will is not None:
-            client.will_set(self._will.topic, self._will.payload, self._will.qos, self._will.retain)
         if self.url.tls:
             client.tls_set_context(self._tls or ssl.create_default_context())
         client.connect_async(self.url.host, self.url.port, keepalive=self._limits.keepalive_s)
@@ -304,13 +311,16 @@ class _Loop:
                 self._refuse(tls_fault(error))
             except Exception as error:  # whatever paho or the system throws, the link goes on
                 self._fail(plain(error), hint="is it running?")
-            was_ready = self._ready
+            was_accepted, was_ready = self.up, self._ready
             self._down()
             if self.fault is not None and not self.first.is_set():
                 self.first.set()
                 break
-            stable = was_ready and time.monotonic() - began > _STABLE_S
+            lasted = time.monotonic() - began > _STABLE_S
+            stable = was_ready and lasted
             failures = 0 if stable else failures + 1
+            counters = self.link.counters
+            counters.cut_short = counters.cut_short + 1 if was_accepted and not lasted else 0
             delay_s = self.link._backoff.delay_s(failures, self.link._rng)
             # Whoever waits in `connect` has a deadline, and the broker may just be starting.
             self._halt.wait(delay_s if self.first.is_set() else min(delay_s, _FIRST_CAP_S))
@@ -323,6 +333,9 @@ class _Loop:
         """Connect once and serve until the connection ends."""
         self._connack_code = None
         self._confirm_by = time.monotonic() + 2 * self.link._limits.connect_timeout_s
+        will = self.link._will
+        if will is not None:
+            self.client.will_set(will.topic, will.payload, will.qos, will.retain)
         self.client.reconnect()
         code = MQTTErrorCode.MQTT_ERR_SUCCESS
         while code == MQTTErrorCode.MQTT_ERR_SUCCESS:

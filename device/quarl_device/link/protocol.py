@@ -101,12 +101,15 @@ class LinkCounters:
         connections: successful connections, the first included.
         handler_errors: exceptions caught in handlers and callbacks.
         not_taken: publishes refused because there was no connection or too much in flight.
+        cut_short: connections in a row that the broker accepted and that ended within 5 s. A broker that ends the older
+            of two clients with one id makes many of them.
         last_error: of the last attempt or handler, "" if there was none.
     """
 
     connections: int = field(default=0)
     handler_errors: int = field(default=0)
     not_taken: int = field(default=0)
+    cut_short: int = field(default=0)
     last_error: str = field(default="")
 
 
@@ -152,6 +155,14 @@ class Link(Protocol):
 
     def on_connect(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every connection made from now on, once the subscriptions were sent."""
+        ...
+
+    def set_will(self, will: Will) -> None:
+        """Make the next connection leave `will`; the one that stands keeps what it was made with.
+
+        Raises:
+            PayloadTooLarge: over `LinkLimits.max_payload_bytes`.
+        """
         ...
 
     def on_idle(self, callback: Callable[[], None]) -> None:

@@ -191,7 +191,7 @@ class FakeBroker:
             self._lose(old)
         with self._lock:
             self._links[link.client_id] = link
-            link._up = True
+            link._up, link._left_will = True, link.will
 
     def _send_retained(self, link: FakeLink, topic_filter: str) -> None:
         with self._lock:
@@ -202,8 +202,9 @@ class FakeBroker:
 
     def _lose(self, link: FakeLink) -> None:
         self._remove(link)
-        if link.will is not None:
-            self.publish(link.will.topic, link.will.payload, retain=link.will.retain)
+        will = link._left_will
+        if will is not None:
+            self.publish(will.topic, will.payload, retain=will.retain)
 
     def _remove(self, link: FakeLink) -> None:
         with self._lock:
@@ -238,8 +239,9 @@ class FakeLink:
         self._idle_callbacks: list[Callable[[], None]] = []
         self._up = False
         self._closed = False
+        self._left_will: Will | None = None  # with the broker, by the connection that stands
         if will is not None:
-            check_outgoing(len(will.payload), self._cap_bytes, what="will")
+            self.set_will(will)
 
     @property
     def connected(self) -> bool:
@@ -281,6 +283,11 @@ class FakeLink:
     def on_connect(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every connection made from now on."""
         self._callbacks.append(callback)
+
+    def set_will(self, will: Will) -> None:
+        """Make the next connection leave `will`; the one that stands keeps what it was made with."""
+        check_outgoing(len(will.payload), self._cap_bytes, what="will")
+        self.will = will
 
     def on_idle(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every message that was handled."""

@@ -377,6 +377,21 @@ def check_a_will_may_stay_for_latecomers(case: LinkCase) -> None:
     watcher.close()
 
 
+def check_a_will_counts_from_the_next_connection(case: LinkCase) -> None:
+    """A connection leaves the will that it was made with, whatever was set since."""
+    watcher, heard = case.make("w", None), Heard()
+    watcher.subscribe("will", heard)
+    watcher.connect(timeout_s=PATIENCE_S)
+    dying = _connected(case, "d", Will(topic="will", payload=b"first", retain=False))
+    dying.set_will(Will(topic="will", payload=b"second", retain=False))
+    case.cut("d")
+    assert until(lambda: dying.connected and dying.counters.connections == 2, timeout_s=2 * PATIENCE_S)
+    case.cut("d")
+    assert [message.payload for message in heard.wait(2)] == [b"first", b"second"]
+    dying.close()
+    watcher.close()
+
+
 def check_w6_nothing_is_taken_nor_waited_for_while_the_broker_is_away(case: LinkCase) -> None:
     """A publish returns false at once, a flush too; later both work again without help."""
     link, heard = case.make("a", None), Heard()
@@ -457,6 +472,7 @@ LINK_CHECKS: tuple[Callable[[LinkCase], None], ...] = (
     check_idle_follows_the_messages,
     check_w5_a_connect_callbacks_exception_does_not_kill_the_link,
     check_a_will_may_stay_for_latecomers,
+    check_a_will_counts_from_the_next_connection,
     check_w6_nothing_is_taken_nor_waited_for_while_the_broker_is_away,
     check_w6_a_link_closes_while_the_broker_is_away,
     check_a_stranger_is_refused,

@@ -63,6 +63,8 @@ class LearnerBirth:
 
     Attributes:
         status: "online", or "gone" in the will and at a clean end.
+        left: of a learner that is gone: it said goodbye itself. A will, which a broken connection sends, does not, and
+            that learner may be back in a moment. On the wire where it is true alone: older peers do not know it.
         epoch: of this learner's life; grows with every start.
         wire: wire version.
         beat: counts renewals; a birth whose beat does not change is stale.
@@ -79,6 +81,7 @@ class LearnerBirth:
     """
 
     status: Status
+    left: bool = False
     epoch: int
     wire: int = WIRE_VERSION
     beat: int = 0
@@ -96,6 +99,8 @@ class LearnerBirth:
     def encode(self) -> bytes:
         """Return the JSON payload; PayloadTooLarge over 64 KiB, PayloadRefused where a value is not JSON."""
         fields = _flat(self)
+        if not self.left:
+            del fields["left"]
         fields["observations"] = [spec_to_json(spec) for spec in self.observations]
         fields["action"] = spec_to_json(self.action)
         return dumps(fields, what="learner birth")
@@ -108,6 +113,7 @@ class LearnerBirth:
         observations, action = _specs(data)
         return cls(
             status=cast(Status, data.choice("status", ("online", "gone"))),
+            left="left" in data.fields and data.boolean("left"),
             epoch=data.integer("epoch", high=MAX_EPOCH),
             wire=data.integer("wire"),
             beat=data.integer("beat"),
