@@ -30,7 +30,7 @@ from quarl_device.wire.push import Exploration
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.blobs import BlobServer
 from quarl_edge.learner.publisher import PolicyPublisher, Pushed
-from quarl_edge.push_bench_actor import ACTION, ENV_ID, OBSERVATION
+from quarl_edge.push_bench_actor import ACTION, ENV_ID, EPOCH, OBSERVATION
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
@@ -107,7 +107,7 @@ def push_end_to_end(
         blobs = BlobServer(link, topics, audience=lambda: actors)
         stack.callback(blobs.close)
         blobs.start()
-        publisher = PolicyPublisher(template, link=link, topics=topics, key=key, epoch=1, blobs=blobs)
+        publisher = PolicyPublisher(template, link=link, topics=topics, key=key, epoch=EPOCH, blobs=blobs)
         stack.callback(link.flush, timeout_s=2.0)
         stack.callback(link.publish, topics.policy, b"", retain=True)
         company.wait_ready()

@@ -22,6 +22,7 @@ from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.topics import Topics
 
 ENV_ID = "Bench-v0"
+EPOCH = 1
 OBSERVATION = ObservationSpec(key="observation", shape=(8,))
 ACTION = ActionSpec(kind="discrete", n=4)
 
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
         on_ready=act,
         fetcher=Fetcher(link, topics=topics, device=name),
     )
-    inbox.trust(PublicKey.from_hex(key), (OBSERVATION,), ACTION)
+    inbox.trust(PublicKey.from_hex(key), (OBSERVATION,), ACTION, epoch=EPOCH)
     link.subscribe(topics.policy, lambda message: inbox.offer(message.payload))
     link.connect(timeout_s=10.0)
     say(ready=1)
