@@ -163,7 +163,7 @@ class Inbox:
         if self._fetched is not None:
             fetched, self._fetched = self._fetched, None
             return partial(self._take, learner, *fetched)
-        if self._payload is not None:
+        if self._payload:
             payload, self._payload = self._payload, None
             return partial(self._open, learner, payload)
         return None
