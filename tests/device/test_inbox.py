@@ -172,15 +172,31 @@ def test_what_is_refused_takes_no_other_push_with_it(make):
     trust(inbox)
     inbox.offer(push(1))
     assert busy.wait(5.0)
-    header = PushHeader(
-        epoch=1, version=2, env_steps=0, sha256=ACROBOT.sha256, exploration=Exploration(values=(0.1,)),
-        golden_outputs=dict(ACROBOT.golden.outputs), lsb=dict(ACROBOT.golden.lsb),
-    )  # fmt: skip
-    inbox._take_fetched(header, ACROBOT.data)
+    inbox._take_fetched(header_of(ACROBOT, version=2), ACROBOT.data)
     inbox.offer(push(3))
     gate.set()
     eventually(lambda: versions == [1, 3], "the other one")
     assert inbox.refused == 1
+
+
+def header_of(policy, **fields):
+    return PushHeader(**{
+        "epoch": 1, "version": 1, "env_steps": 0, "sha256": policy.sha256, "exploration": Exploration(values=(0.1,)),
+        "golden_outputs": dict(policy.golden.outputs), "lsb": dict(policy.golden.lsb), **fields,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_chunks_that_are_together_not_the_file_that_the_manifest_names_are_refused(make, caplog, epoch):
+    """Each of them is as the manifest says, and the file would load."""
+    inbox, ready = make()
+    trust(inbox, epoch=1)
+    inbox._take_fetched(header_of(CARTPOLE, epoch=epoch, sha256="ab" * 32), CARTPOLE.data)
+    eventually(lambda: inbox.refused == 1, "refused")
+    assert "its sha256 is" in caplog.text
+    assert (ready, inbox._early, inbox.latest) == ([], None, (-1, -1))
+    inbox._take_fetched(header_of(CARTPOLE, version=2), CARTPOLE.data)
+    eventually(lambda: ready, "the file that it names")
 
 
 def test_whoever_takes_policies_may_fail(make):

@@ -10,11 +10,13 @@ if that one were lost, both would wait for each other.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +24,7 @@ from quarl_device.actor.acting import ActingPolicy
 from quarl_device.actor.fetcher import Fetcher
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.contract import ActionSpec, ObservationSpec
-from quarl_device.errors import SpaceMismatch
+from quarl_device.errors import PayloadRefused, SpaceMismatch
 from quarl_device.policy import Policy
 from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
 from quarl_device.runtime import PolicyRuntime
@@ -162,7 +164,7 @@ class Inbox:
             return partial(self._take, learner, *early)
         if self._fetched is not None:
             fetched, self._fetched = self._fetched, None
-            return partial(self._take, learner, *fetched)
+            return partial(self._take_assembled, learner, *fetched)
         if self._payload:
             payload, self._payload = self._payload, None
             return partial(self._open, learner, payload)
@@ -185,14 +187,25 @@ class Inbox:
         self.ignored += not news
         return news
 
-    def _take(self, learner: _Learner, header: PushHeader, data: bytes) -> None:
-        """Load a policy file whose header the learner has signed, and whose sha256 is the header's; hand it on."""
+    def _take(
+        self, learner: _Learner, header: PushHeader, data: bytes, *, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Load a policy file whose header the learner has signed, and hand it on.
+
+        Args:
+            learner: see `trust`.
+            header: as signed.
+            data: of the header's sha256, if `check` raises nothing.
+            check: called before the file is kept or used.
+        """
         if not self._is_news(learner, header):
             return
         if header.epoch > learner.epoch:
+            check()
             self._hold(header, data)
             return
         acting = self._load(learner, header, read_policy(data, sha256=header.sha256))
+        check()
         self.latest = (header.epoch, header.version)
         self.accepted += 1
         if header.variables_read_unix_ns:
@@ -200,6 +213,21 @@ class Inbox:
         self._on_ready(acting)
         if self._fetcher is not None:
             self._fetcher.outdated(self.latest)
+
+    def _take_assembled(self, learner: _Learner, header: PushHeader, data: bytes) -> None:
+        """Take a file that came in chunks, each as the learner signed it, if together they are what it named."""
+        # Beside loading it, which takes as long: this thread's policy waits, and the link's thread has no time for it.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            hashed = pool.submit(hashlib.sha256, data)
+
+            def check() -> None:
+                digest = hashed.result().hexdigest()
+                if digest != header.sha256:
+                    raise PayloadRefused(
+                        f"policy: its sha256 is {digest[:16]}..., the manifest says {header.sha256[:16]}..."
+                    )
+
+            self._take(learner, header, data, check=check)
 
     def _hold(self, header: PushHeader, data: bytes) -> None:
         with self._changed:
