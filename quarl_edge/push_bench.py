@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -30,7 +30,7 @@ from quarl_device.wire.push import Exploration
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.blobs import BlobServer
 from quarl_edge.learner.publisher import PolicyPublisher, Pushed
-from quarl_edge.push_bench_actor import ACTION, ENV_ID, OBSERVATION
+from quarl_edge.push_bench_actor import ACTION, ENV_ID, EPOCH, OBSERVATION
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
@@ -53,6 +53,9 @@ class PushLatency:
         first_action_ms_p99: likewise, 99th percentile.
         any_actor_ms_p50: the same of every actor, median over actors and pushes.
         prepare_ms_p50: variables read to signed bytes, median.
+        stages_ms_p50: medians of what it consists of, one after the other: the learner's "read" (variables), "patch",
+            "examine" (golden outputs, digests) and "seal" (encode, sign); "travel" until the *last* actor has the whole
+            file; "start": verify, load, self-test, act.
         chunks: that the file travels in; 0 for one message.
         chunks_sent: per push, mean: more than `chunks` were lost or came too early for an actor.
         broker: what was between them.
@@ -67,6 +70,7 @@ class PushLatency:
     first_action_ms_p99: float
     any_actor_ms_p50: float
     prepare_ms_p50: float
+    stages_ms_p50: Mapping[str, float]
     chunks: int
     chunks_sent: float
     broker: str
@@ -97,9 +101,76 @@ def push_end_to_end(
         BrokerStartFailed, BrokerUnreachable, BrokerRefused: no broker.
         LinkLost: a push was not taken.
     """
-    tell("converting the network into a template")
-    key, topics = LearnerKey.generate(), Topics(f"bench-{secrets.token_hex(4)}")
     policy = QatPolicy(NetworkSpec(observations=(OBSERVATION,), action=ACTION, hidden=tuple(hidden)), normalize=True)
+    tell("converting the network into a template")
+    with _scene(policy, actors=actors, broker=broker, tell=tell) as scene:
+        tell(f"timing {pushes:,} pushes")
+        timed = []
+        for version in range(1, pushes + _WARM_UP + 1):
+            timed.append(_time_one(policy, version, scene))
+            progress(max(0, version - _WARM_UP))
+            time.sleep(_PAUSE_S)
+        chunks_sent = scene.blobs.counters.fanned_out + scene.blobs.counters.repaired
+    runtime = find_runtime()
+    first, every = timed[0].pushed, timed[_WARM_UP:]
+    last_ms = [one.last["ms"] for one in every]
+    return PushLatency(
+        hidden=tuple(hidden),
+        bytes=len(first.policy),
+        actors=actors,
+        pushes=pushes,
+        first_action_ms_p50=float(np.percentile(last_ms, 50)),
+        first_action_ms_p99=float(np.percentile(last_ms, 99)),
+        any_actor_ms_p50=float(np.percentile([said["ms"] for one in every for said in one.said], 50)),
+        prepare_ms_p50=float(np.median([one.pushed.prepare_ms for one in every])),
+        stages_ms_p50=_medians([one.stages_ms for one in every]),
+        chunks=0 if first.manifest is None else first.manifest.count,
+        chunks_sent=chunks_sent / len(timed),
+        broker=broker or "mosquitto",
+        runtime=f"{runtime.name} {runtime.version}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scene:
+    """A learner's side that is ready to push, and the actors that listen."""
+
+    publisher: PolicyPublisher
+    blobs: BlobServer
+    company: _Company
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    """One push, and what each actor said of it: ms since the variables were read, "whole" and at the first action."""
+
+    pushed: Pushed
+    said: Sequence[Mapping[str, float]]
+
+    @property
+    def last(self) -> Mapping[str, float]:
+        """What the last actor said."""
+        return max(self.said, key=lambda said: said["ms"])
+
+    @property
+    def stages_ms(self) -> dict[str, float]:
+        """See `PushLatency.stages_ms_p50`."""
+        times = self.pushed.times
+        assert times is not None  # noqa: S101  the publisher made it
+        return {
+            "read": times.read_ms,
+            "patch": times.patch_ms,
+            "examine": times.examine_ms,
+            "seal": times.seal_ms,
+            "travel": self.last["whole_ms"] - self.pushed.prepare_ms,
+            "start": self.last["ms"] - self.last["whole_ms"],
+        }
+
+
+@contextlib.contextmanager
+def _scene(policy: QatPolicy, *, actors: int, broker: str, tell: Callable[[str], None]) -> Iterator[_Scene]:
+    """Convert, connect, start the actors, and wait until they listen; leave nothing behind."""
+    key, topics = LearnerKey.generate(), Topics(f"bench-{secrets.token_hex(4)}")
     observed = np.random.default_rng(0).uniform(-1, 1, (64, *OBSERVATION.shape)).astype(np.float32)
     policy.calibrate(observed)
     template = QatTemplate.from_model(policy, _contract(), observed[:8])
@@ -111,41 +182,23 @@ def push_end_to_end(
         blobs = BlobServer(link, topics, audience=lambda: actors)
         stack.callback(blobs.close)
         blobs.start()
-        publisher = PolicyPublisher(template, link=link, topics=topics, key=key, epoch=1, blobs=blobs)
+        publisher = PolicyPublisher(template, link=link, topics=topics, key=key, epoch=EPOCH, blobs=blobs)
         stack.callback(link.flush, timeout_s=2.0)
         stack.callback(link.publish, topics.policy, b"", retain=True)
         company.wait_ready()
-        tell(f"timing {pushes:,} pushes")
-        sent: list[Pushed] = []
-        times: list[list[float]] = []
-        for version in range(1, pushes + _WARM_UP + 1):
-            _learn(policy, version)
-            pushed = publisher.prepare(
-                policy.snapshot, version=version, env_steps=0, exploration=Exploration(values=(0.0,))
-            )
-            publisher.publish(pushed)
-            times.append(company.wait_acted(version, publisher))
-            sent.append(pushed)
-            progress(max(0, version - _WARM_UP))
-            time.sleep(_PAUSE_S)
-        counters = blobs.counters
-    manifest = sent[-1].manifest
-    runtime = find_runtime()
-    timed = np.array(times[_WARM_UP:])
-    return PushLatency(
-        hidden=tuple(hidden),
-        bytes=len(sent[-1].policy),
-        actors=actors,
-        pushes=pushes,
-        first_action_ms_p50=float(np.percentile(timed.max(axis=1), 50)),
-        first_action_ms_p99=float(np.percentile(timed.max(axis=1), 99)),
-        any_actor_ms_p50=float(np.percentile(timed, 50)),
-        prepare_ms_p50=float(np.median([pushed.prepare_ms for pushed in sent[_WARM_UP:]])),
-        chunks=0 if manifest is None else manifest.count,
-        chunks_sent=(counters.fanned_out + counters.repaired) / len(sent),
-        broker=broker or "mosquitto",
-        runtime=f"{runtime.name} {runtime.version}",
-    )
+        yield _Scene(publisher=publisher, blobs=blobs, company=company)
+
+
+def _time_one(policy: QatPolicy, version: int, scene: _Scene) -> _Timed:
+    _learn(policy, version)
+    exploration = Exploration(values=(0.0,))
+    pushed = scene.publisher.prepare(policy.snapshot, version=version, env_steps=0, exploration=exploration)
+    scene.publisher.publish(pushed)
+    return _Timed(pushed=pushed, said=scene.company.wait_acted(version, scene.publisher))
+
+
+def _medians(stages_ms: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: float(np.median([one[name] for one in stages_ms])) for name in stages_ms[0]}
 
 
 def _learn(policy: QatPolicy, seed: int) -> None:
@@ -203,11 +256,10 @@ class _Company:
         """Wait until every actor listens."""
         self._collect(lambda said: "ready" in said, timeout_s=_START_S, what="connected")
 
-    def wait_acted(self, version: int, publisher: PolicyPublisher) -> list[float]:
-        """Return the ms from the variables of `version` to its first action, of every actor."""
+    def wait_acted(self, version: int, publisher: PolicyPublisher) -> list[dict[str, float]]:
+        """Return what every actor says of `version`: ms since its variables were read."""
         publisher.retry()
-        said = self._collect(lambda said: said.get("version") == version, timeout_s=_PUSH_S, what=f"acted on {version}")
-        return [found["ms"] for found in said]
+        return self._collect(lambda said: said.get("version") == version, timeout_s=_PUSH_S, what=f"acted on {version}")
 
     def _collect(
         self, holds: Callable[[dict[str, float]], bool], *, timeout_s: float, what: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,7 @@ def layer_scales(
         floor = options.min_weight_range
         if options.bias_opens_weights:
             floor = max(floor, bias_floor(bias, input_scale, bits=bits))
-        magnitude = np.maximum(kernel.max(), -kernel.min())
+        magnitude = _magnitude(kernel)
         if not math.isfinite(magnitude):
             raise NonFiniteError(f"policy: {layer.name}/kernel holds NaN or Inf")
         limit = widened_limit(checked_limit(magnitude, floor=floor), bits)
@@ -115,7 +116,22 @@ def layer_scales(
     return LayerScales(kernel=scales, bias=bias_scales, limit=None)
 
 
-def write_kernel(layer: Layer, kernel: Float32, scales: LayerScales, target: NDArray[Any], *, scratch: Scratch) -> None:
+def channel_blocks(layer: Layer, kernel: Float32) -> list[range]:
+    """Return the channels of `kernel` in the pieces that `write_kernel` writes one after the other."""
+    rows, channels = as_rows(layer, kernel).shape
+    block = max(1, min(channels, _BLOCK_WEIGHTS // rows))
+    return [range(start, min(start + block, channels)) for start in range(0, channels, block)]
+
+
+def write_kernel(
+    layer: Layer,
+    kernel: Float32,
+    scales: LayerScales,
+    target: NDArray[Any],
+    *,
+    scratch: Scratch,
+    blocks: Sequence[range] | None = None,
+) -> None:
     """Write `kernel` in steps.
 
     Args:
@@ -124,27 +140,34 @@ def write_kernel(layer: Layer, kernel: Float32, scales: LayerScales, target: NDA
         scales: from `layer_scales`.
         target: ``[channels, rows]`` of any dtype, such as `as_channels` gives.
         scratch: kept by the caller from call to call, so that nothing is allocated.
+        blocks: of `channel_blocks`, those to write; by default all.
     """
     weights = as_rows(layer, kernel)
-    rows, channels = weights.shape
-    block = max(1, min(channels, _BLOCK_WEIGHTS // rows))
-    for start in range(0, channels, block):
-        part = weights[:, start : start + block]
+    for channels in channel_blocks(layer, kernel) if blocks is None else blocks:
+        part = weights[:, channels.start : channels.stop]
         steps, whole = (_scratch(scratch, part.shape, dtype) for dtype in (np.float32, np.int8))
         if scales.limit is None:
             work = _scratch(scratch, part.shape, "work")
-            quantize_channels(part, scales.kernel[start : start + block], steps, work)
+            quantize_channels(part, scales.kernel[channels.start : channels.stop], steps, work)
         else:
             quantize_kernel(part, scales.limit, steps)
         # As whole bytes first: transposing floats takes four times as long.
         np.copyto(whole, steps, casting="unsafe")
-        target[start : start + block] = whole.T
+        target[channels.start : channels.stop] = whole.T
 
 
 def _scratch(scratch: Scratch, shape: tuple[int, ...], use: Any) -> NDArray[Any]:
     if (shape, use) not in scratch:
         scratch[shape, use] = np.empty(shape, np.float32 if use == "work" else use)
     return scratch[shape, use]
+
+
+def _magnitude(kernel: Float32) -> np.float32:
+    """Return the largest magnitude, NaN where there is one; what is in the cache is looked at twice, not the memory."""
+    flat = kernel.reshape(-1)
+    parts = (flat[start : start + _BLOCK_WEIGHTS] for start in range(0, flat.size, _BLOCK_WEIGHTS))
+    found: np.float32 = np.max([np.maximum(part.max(), -part.min()) for part in parts])
+    return found
 
 
 def _is_finite(array: Float32) -> bool:

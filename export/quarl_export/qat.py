@@ -93,9 +93,13 @@ class QatPolicy:
         return [variable.read_value() for variable in self._arrays()], tf.stack(self._scalars())
 
     def snapshot(self) -> PolicySnapshot:
-        """Return the current state in numpy: one batched read, well under a millisecond for 3x256."""
+        """Return the current state in numpy: one batched read, well under a millisecond, without copies.
+
+        The arrays are TensorFlow's own memory, which nobody can write to: a variable that somebody still reads gets
+        other memory at its next update.
+        """
         arrays, scalars = self._read()
-        values = [array.numpy() for array in arrays]
+        values = [np.asarray(memoryview(array)) for array in arrays]
         layers = len(self._dense)
         numbers = scalars.numpy()
         sites = numbers[:-2].reshape(-1, 3)

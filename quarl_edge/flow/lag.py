@@ -129,7 +129,7 @@ class PolicyLag:
         return Lag(versions=behind, steps=max(0, env_steps - steps), age_s=max(0.0, self._clock() - replaced_s))
 
     def check(self, block: Block) -> None:
-        """Refuse a block whose oldest row is further behind than the bound allows, or than can be known.
+        """Refuse a block of which a row is further behind than the bound allows, or than can be known.
 
         Raises:
             StaleExperience: says how far.
@@ -138,12 +138,12 @@ class PolicyLag:
             return
         if np.any(np.asarray(block.policy_epoch) != self._epoch):
             raise StaleExperience("block: its policy is of another session of the learner, which a bound does not take")
-        oldest = int(np.min(block.policy_version))
-        over = self.bound.exceeded_by(self.of(oldest))
-        if not over and not self._knows(oldest):
-            over = f"version {oldest}, which is not among the {len(self._versions) + 1} that are remembered"
-        if over:
-            raise StaleExperience(f"block: its policy was {over}")
+        for version in np.unique(block.policy_version).tolist():
+            over = self.bound.exceeded_by(self.of(version))
+            if not over and not self._knows(version):
+                over = f"version {version}, which is not among the {len(self._versions) + 1} that are remembered"
+            if over:
+                raise StaleExperience(f"block: its policy was {over}")
 
     def acted(self, device: str, version: int, epoch: int | None = None) -> None:
         """Note which version made the last row of a device's newest block."""

@@ -4,23 +4,12 @@ The order is the promise. A block is journalled before it is in replay and befor
 and `durable` are one number: what is acknowledged survives ``kill -9`` (W2), and what the journal refuses stays
 unacknowledged and comes again. A payload that does not hold is counted, logged and done with; it hurts nothing else
 (W4).
-
-Credit: with `room` transitions of room in the limiter and L live devices, a device may be ahead of what came in by
-``max(1, room // L // its block size)`` blocks, at most `MAX_AHEAD`, while ``room > 0``; credit is never taken back.
-Whenever the learner has to wait (its difference is less than one `sample_unit` above the lower bound) ``room > 0``
-holds, because ``2 * error_buffer >= sample_unit + samples_per_insert * insert_unit``: every live device may send, and
-nobody waits for anybody in a circle. A block beyond its device's credit is answered as a gap where there is no room to
-give it credit: it is not stored and comes again. So a device that does not heed its credit gets what a fast one gets
-that does, and starves nobody; and one whose credit this learner does not know (it resumed, or forgot that life) waits
-for room, no longer. What idle devices hold is not counted against busy ones, so that a slow board never holds up a fast
-one; inserts may overshoot the window by what the idle ones hold, which was room once, or one block each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -31,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
-from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES, check_incoming
+from quarl_device.wire.limits import MAX_BLOCK_BYTES, check_incoming
 from quarl_device.wire.messages import Ack
 from quarl_edge.flow.lag import LagBound, PolicyLag
+from quarl_edge.ingest.credit import Credit
+from quarl_edge.ingest.identity import identity
 from quarl_edge.ingest.sessions import SessionTable, Verdict
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.journal import Journal
@@ -52,13 +43,9 @@ MAX_MAGNITUDE = 1e9
 No sum, square or weight leaves a larger finite number finite: one sensor's fault must not end a run (W4).
 """
 
-MAX_AHEAD = 64
-"""Most blocks that a device may be ahead. Times the devices it should stay below the broker's queue per client."""
-
 _KEPT_CHECKPOINTS = 2
 _LOGGED_REFUSALS = 20
 _COUNTERS = ("blocks", "env_steps", "duplicates", "gaps")
-_IDENTITY = re.compile(rb'"boot_id":"([0-9a-f]{16})","sequence":"([0-9]{1,16})","base":"([0-9]{1,16})"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +119,8 @@ class Ingest:
         self._codec = BlockCodec(spec, max_magnitude=MAX_MAGNITUDE)
         self._journal = journal
         self._assembler = assembler
-        self._default_unit = max(1, block_transitions)
         self._lock = threading.RLock()
-        self._live: dict[str, int] = {}
-        self._changed: dict[tuple[str, str], None] = {}  # (device, life) that an ack is due to
-        self._swept = (-1, -1)
+        self._credit = Credit(sessions, limiter, block_transitions=block_transitions)
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._checkpoints: deque[int] = deque(maxlen=_KEPT_CHECKPOINTS)
         self.sessions = sessions
@@ -204,20 +188,17 @@ class Ingest:
         """
         with self._lock:
             self.sessions.open(device, boot_id, base)
-            self._join(device, boot_id)
+            self._credit.join(device, boot_id)
 
     def closed(self, device: str) -> None:
         """Note a death: the device no longer takes part in the credit; a later block brings it back."""
         with self._lock:
-            self._live.pop(device, None)
-            self._changed = {due: None for due in self._changed if due[0] != device}
+            self._credit.leave(device)
 
     def acks(self) -> list[tuple[str, Ack]]:
         """Return the acks of the live devices for which anything changed since the last call, credit included."""
         with self._lock:
-            self._grant()
-            due = [(name, life) for name, life in self._changed if name in self._live]
-            self._changed.clear()
+            due = self._credit.take_due()
             return [(name, self.sessions.ack(name, life)) for name, life in due if self.sessions.remembers(name, life)]
 
     # -- blocks ------------------------------------------------------------------------------------------------------
@@ -247,7 +228,7 @@ class Ingest:
         except PayloadRefused as error:
             self._refuse(device, payload, error, block)
             return None
-        if not self._may_come(device, block):
+        if not self._credit.covers(device, block.boot_id):
             self._pass_over(device, block, Verdict.GAP)
             return Verdict.GAP
         try:
@@ -266,7 +247,7 @@ class Ingest:
         if lost:
             self._losses.warning("%d steps of %s before block %d never came", lost, device, block.sequence)
         self._insert(device, block)
-        self._join(device, block.boot_id, block.transitions)
+        self._credit.join(device, block.boot_id, block.transitions)
         self.lag.acted(device, int(block.policy_version[-1]), int(block.policy_epoch[-1]))
         return verdict
 
@@ -281,54 +262,20 @@ class Ingest:
     def _pass_over(self, device: str, block: Block, verdict: Verdict) -> None:
         self._counts["duplicates" if verdict is Verdict.DUPLICATE else "gaps"] += 1
         # Its ack was lost, or the device does not know what is missing: say it again.
-        self._join(device, block.boot_id)
+        self._credit.join(device, block.boot_id)
         _LOG.debug("block %s/%s/%d: %s", device, block.boot_id, block.sequence, verdict.value)
-
-    def _may_come(self, device: str, block: Block) -> bool:
-        """Whether a block is within its life's credit, or can be: there is room."""
-        if not self.sessions.has_credit(device, block.boot_id):
-            self._join(device, block.boot_id)
-            self._grant()
-        return self.sessions.has_credit(device, block.boot_id)
 
     def _refuse(self, device: str, payload: bytes, error: PayloadRefused, block: Block | None = None) -> None:
         count = self.refused.get(error.code, 0) + 1
         self.refused[error.code] = count
         if count <= _LOGGED_REFUSALS:
             _LOG.warning("payload of %s refused: %s", device, error)
-        identity = _identity(payload)
-        if identity is not None:
-            boot_id, sequence, base = identity
+        named = identity(payload)
+        if named is not None:
+            boot_id, sequence, base = named
             first_step, steps = (None, 0) if block is None else (block.first_step, block.transitions)
             self.sessions.refuse(device, boot_id, sequence, base, code=error.code, first_step=first_step, steps=steps)
-            self._join(device, boot_id)
-
-    # -- credit ------------------------------------------------------------------------------------------------------
-
-    def _join(self, device: str, boot_id: str, transitions: int = 0) -> None:
-        """Count `device` as live, with blocks of `transitions`, and let it have an ack for a life of it."""
-        known = self._live.get(device)
-        if known is None or transitions:
-            self._live[device] = transitions or known or self._default_unit
-        self._changed[device, boot_id] = None
-
-    def _grant(self) -> None:
-        """Give credit where room allows: to all when room may have grown, else to those with news."""
-        room = self.limiter.insert_room()
-        now = (self.limiter.samples, len(self._live))
-        devices = list(self._live) if now != self._swept else self._live_with_news()
-        if room <= 0 or not devices:
-            return
-        self._swept = now
-        share = room // len(self._live)
-        for device in devices:
-            if device not in self.sessions:
-                del self._live[device]
-            elif self.sessions.grant(device, min(MAX_AHEAD, max(1, share // self._live[device]))):
-                self._changed[device, self.sessions.active(device)] = None
-
-    def _live_with_news(self) -> list[str]:
-        return list(dict.fromkeys(name for name, _ in self._changed if name in self._live))
+            self._credit.join(device, boot_id)
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
@@ -452,16 +399,6 @@ class Ingest:
     def _restored_counts(self, snapshot: Mapping[str, Any]) -> dict[str, int]:
         counters = _mapping(snapshot, "counters")
         return {name: int(counters.get(name, 0)) for name in _COUNTERS}
-
-
-def _identity(payload: bytes) -> tuple[str, int, int] | None:
-    """Read boot id, sequence and base out of a payload that does not hold, if they can be read."""
-    end = 8 + min(int.from_bytes(payload[:8], "little"), MAX_BLOCK_HEADER_BYTES)
-    found = _IDENTITY.search(payload, 8, end)
-    if found is None:
-        return None
-    sequence, base = int(found[2]), int(found[3])
-    return (found[1].decode(), sequence, base) if base <= sequence < 2**53 else None
 
 
 def _mapping(snapshot: Mapping[str, Any], name: str) -> Mapping[str, Any]:

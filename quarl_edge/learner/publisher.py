@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,6 +29,23 @@ from quarl_export.snapshot import PolicySnapshot
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrepareTimes:
+    """How long each stage took that follows the reading of the learner's variables.
+
+    Attributes:
+        read_ms: the variables into a snapshot.
+        patch_ms: the snapshot into a policy file.
+        examine_ms: golden outputs and digests.
+        seal_ms: header, encoding and signature.
+    """
+
+    read_ms: float
+    patch_ms: float
+    examine_ms: float
+    seal_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pushed:
     """One policy on its way out.
 
@@ -41,6 +59,7 @@ class Pushed:
         payload: the signed push or manifest.
         manifest: what `payload` says if it is a manifest, else `None`.
         prepare_ms: variables read to signed bytes.
+        times: the same by stage, `None` where it was not made here.
     """
 
     version: int
@@ -52,6 +71,16 @@ class Pushed:
     payload: bytes
     prepare_ms: float
     manifest: Manifest | None = None
+    times: PrepareTimes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Examined:
+    """What a file answers, and its digests: `chunks` only of one that is too large for a message."""
+
+    golden: GoldenVectors
+    sha256: str
+    chunks: bytes
 
 
 class PolicyPublisher:
@@ -108,44 +137,39 @@ class PolicyPublisher:
             PayloadTooLarge: over 64 MiB.
         """
         read_unix_ns = time.time_ns()
-        started = time.perf_counter()
+        laps = [time.perf_counter()]
         snapshot = read()
+        laps.append(time.perf_counter())
         policy = self._template.patch(snapshot)
-        golden, sha256, digests = self._examine(policy)
+        laps.append(time.perf_counter())
+        examined = self._examine(policy)
+        laps.append(time.perf_counter())
         header = PushHeader(
             epoch=self._epoch,
             version=version,
             env_steps=env_steps,
-            sha256=sha256,
+            sha256=examined.sha256,
             exploration=exploration,
             normalizer_version=normalizer_version,
-            golden_outputs=golden.outputs,
-            lsb=golden.lsb,
-            tolerance_lsb=golden.tolerance_lsb,
+            golden_outputs=examined.golden.outputs,
+            lsb=examined.golden.lsb,
+            tolerance_lsb=examined.golden.tolerance_lsb,
             variables_read_unix_ns=read_unix_ns,
             reset=reset,
         )
-        manifest = None
-        if fits_inline(header, len(policy)):
-            payload = encode_push(header, policy, self._key.sign)
-        else:
-            manifest = Manifest(
-                header=header,
-                size_bytes=len(policy),
-                chunk_bytes=MAX_CHUNK_BYTES,
-                digests=digests or chunk_digests(policy, chunk_bytes=MAX_CHUNK_BYTES),
-            )
-            payload = encode_manifest(manifest, self._key.sign)
+        payload, manifest = self._seal(header, policy, examined.chunks)
+        laps.append(time.perf_counter())
         return Pushed(
             version=version,
             env_steps=env_steps,
             snapshot=snapshot,
             policy=policy,
-            golden=golden,
-            sha256=header.sha256,
+            golden=examined.golden,
+            sha256=examined.sha256,
             payload=payload,
             manifest=manifest,
-            prepare_ms=(time.perf_counter() - started) * 1e3,
+            prepare_ms=(laps[-1] - laps[0]) * 1e3,
+            times=_times(laps),
         )
 
     def publish(self, pushed: Pushed) -> bool:
@@ -170,18 +194,27 @@ class PolicyPublisher:
         with self._lock:
             self._latest, self._owed = None, False
 
-    def _examine(self, policy: bytes) -> tuple[GoldenVectors, str, bytes]:
-        """Return what the file answers, its sha256, and if it is a large one those of its chunks."""
+    def _examine(self, policy: bytes) -> _Examined:
         answer = functools.partial(run_goldens, policy, self._template.contract, self._template.golden_observations)
         if len(policy) <= MAX_INLINE_PUSH_BYTES:
-            return answer(), hashlib.sha256(policy).hexdigest(), b""
+            return _Examined(golden=answer(), sha256=hashlib.sha256(policy).hexdigest(), chunks=b"")
         # Hashing and inference release the interpreter's lock, and of a large file each takes milliseconds.
         with ThreadPoolExecutor(max_workers=2) as pool:
-            hashed, digests = (
-                pool.submit(hashlib.sha256, policy),
-                pool.submit(chunk_digests, policy, chunk_bytes=MAX_CHUNK_BYTES),
-            )
-            return answer(), hashed.result().hexdigest(), digests.result()
+            hashed = pool.submit(hashlib.sha256, policy)
+            chunks = pool.submit(chunk_digests, policy, chunk_bytes=MAX_CHUNK_BYTES)
+            return _Examined(golden=answer(), sha256=hashed.result().hexdigest(), chunks=chunks.result())
+
+    def _seal(self, header: PushHeader, policy: bytes, chunks: bytes) -> tuple[bytes, Manifest | None]:
+        """Return the signed push, or of a large policy its signed manifest, and what that says."""
+        if fits_inline(header, len(policy)):
+            return encode_push(header, policy, self._key.sign), None
+        manifest = Manifest(
+            header=header,
+            size_bytes=len(policy),
+            chunk_bytes=MAX_CHUNK_BYTES,
+            digests=chunks or chunk_digests(policy, chunk_bytes=MAX_CHUNK_BYTES),
+        )
+        return encode_manifest(manifest, self._key.sign), manifest
 
     def _must_wait(self, pushed: Pushed) -> bool:
         return pushed.manifest is not None and self._blobs.busy
@@ -207,3 +240,8 @@ class PolicyPublisher:
         with self._lock:
             owed = self._owed
             self._sent_meanwhile += self._send() and owed
+
+
+def _times(laps: Sequence[float]) -> PrepareTimes:
+    read_ms, patch_ms, examine_ms, seal_ms = (1e3 * (end - start) for start, end in itertools.pairwise(laps))
+    return PrepareTimes(read_ms=read_ms, patch_ms=patch_ms, examine_ms=examine_ms, seal_ms=seal_ms)

@@ -5,8 +5,9 @@ the learner. What is appended reaches the disk by `sync` (checkpoints), and by t
 `sync_is_due`, beside further appends; a power cut loses the tail since. The torn tail that one leaves is cut off at the
 last whole record when the journal is opened, counted and reported.
 
-Only the last segment can be torn: a segment is whole on the disk before the next one is begun, and the next one's
-header before its first record. Where the disk refuses that, nothing more is appended until it does not.
+A segment is begun without waiting for the disk, since blocks come in meanwhile: the end of the one before reaches it by
+the next `sync_job`. Only where that has not happened when yet another one is due, `append` waits for the disk, and
+while that refuses nothing more is appended. So only the last two segments can be torn.
 """
 
 from __future__ import annotations
@@ -35,10 +36,9 @@ from quarl_edge.replay.segments import (
     SUFFIX,
     Record,
     Segment,
-    header_is_whole,
     iterate,
     read_segments,
-    scan,
+    survey,
 )
 
 __all__ = ["Journal", "Record", "Segment", "iterate", "read_segments"]
@@ -78,6 +78,7 @@ class Journal:
         self._clock = clock
         self._snapshot: Snapshot = lambda: (0, {})
         self._file = -1
+        self._ended = -1  # the file of the segment before, whose end may have to be synced
         self._lock = -1
         self._origin = 0
         self._size = 0
@@ -97,7 +98,7 @@ class Journal:
         except JournalError:
             self.close()
             raise
-        self._synced_to = self.start  # what a process before this one left in the last segment may wait for it still
+        self._synced_to = self.position
 
     def bind(self, snapshot: Snapshot) -> None:
         """Let `snapshot` say, at each new segment, how many items there were before it and what else to keep."""
@@ -164,18 +165,29 @@ class Journal:
         position = self.position
         if self._file < 0 or position <= self._synced_to:
             return lambda: None
+        first = self._segments[-1].first
+        begun = self._synced_to <= first  # since the last sync: its name may not be on the disk
+        files: list[int] = []
         try:
-            file = os.dup(self._file)
+            if self._synced_to < first:
+                files.append(os.dup(self._ended))
+            files.append(os.dup(self._file))
         except OSError as cause:
+            for file in files:
+                os.close(file)
             raise self._failure(cause) from cause
 
         def sync() -> None:
             try:
-                os.fdatasync(file)
+                for file in files:
+                    os.fdatasync(file)
+                if begun:
+                    sync_directory(self._directory)
             except OSError as cause:
                 raise self._failure(cause) from cause
             finally:
-                os.close(file)
+                for file in files:
+                    os.close(file)
             self._synced_to = max(self._synced_to, position)
 
         return sync
@@ -271,27 +283,21 @@ class Journal:
             raise JournalError(f"journal {self._directory} is open in another process") from None
 
     def _open_segments(self) -> list[Segment]:
-        """Read all headers, and cut a torn tail off the last segment."""
-        paths = sorted(path for path in self._directory.iterdir() if path.suffix == SUFFIX)
-        while paths and not header_is_whole(paths[-1]):
-            # The power went while the segment was begun: no record can be in it.
-            self.torn_bytes += paths[-1].stat().st_size
-            paths.pop().unlink()
-        segments = read_segments(self._directory)
-        if not segments:
-            return []
-        last = segments[-1]
-        end = last.header_bytes
-        for _, _, after in scan(last.path, last.header_bytes, last.size_bytes):
-            end = after
-        if end < last.size_bytes:
-            self.torn_bytes += last.size_bytes - end
-            os.truncate(last.path, end)
-            segments[-1] = last.resized(end)
+        """Read all headers, cut off what is torn, and have the disk hold what a process before left to the system."""
+        found = survey(self._directory)
+        for path in reversed(found.behind):
+            path.unlink()
+        self.torn_bytes = found.torn_bytes
         if self.torn_bytes:
             _LOG.warning("journal %s: a torn tail of %d bytes was cut off", self._directory, self.torn_bytes)
-        self._reopen(segments[-1])
-        return segments
+        if found.segments:
+            last = found.segments[-1]
+            os.truncate(last.path, last.size_bytes)
+            self._reopen(last)
+            for segment in found.segments[-2:]:
+                _sync_file(segment.path)
+            sync_directory(self._directory)
+        return found.segments
 
     def _reopen(self, segment: Segment) -> None:
         self._file = os.open(segment.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -304,10 +310,12 @@ class Journal:
             raise JournalError(f"journal {self._directory}: a header of {len(header):,} bytes is over its cap")
         start = FIXED.pack(MAGIC, JOURNAL_SCHEMA, first, len(header), zlib.crc32(header)) + header
         path = self._directory / f"{first:020d}{SUFFIX}"
-        self.sync()
+        if self._segments and self._synced_to < self._segments[-1].first:
+            self.sync()
         file = self._begin_file(path, start)
-        self._close_file()
-        self._file = file
+        if self._ended >= 0:
+            os.close(self._ended)
+        self._ended, self._file = self._file, file
         if self._segments:
             self._segments[-1] = self._segments[-1].resized(self._size)
         self._segments.append(
@@ -316,15 +324,12 @@ class Journal:
             )
         )
         self._size = len(start)
-        self._synced_to = self.position
 
     def _begin_file(self, path: Path, start: bytes) -> int:
         file = -1
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
             _write_all(file, start)
-            os.fdatasync(file)
-            sync_directory(self._directory)
         except OSError as cause:
             # Without its last, unfinished file the journal is as it was before.
             if file >= 0:
@@ -358,9 +363,10 @@ class Journal:
         self._junk = False
 
     def _close_file(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        for file in (self._ended, self._file):
+            if file >= 0:
+                os.close(file)
+        self._ended = self._file = -1
 
     def _failure(self, cause: OSError) -> JournalError:
         return JournalError(
@@ -372,3 +378,11 @@ def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
+
+
+def _sync_file(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(file)
+    finally:
+        os.close(file)

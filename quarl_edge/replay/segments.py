@@ -6,6 +6,9 @@ Layout of a segment ``<first position, 20 digits>.qj``::
     header: JSON {"items": items before this segment, "snapshot": what the owner knew before this segment}
     records: u32 length, u32 crc32, then `length` bytes: u16 device name length, device name, payload
 
+Every segment but the last two is whole on the disk. What a power cut left of those is read up to the first record that
+is not whole; what lies behind that is as good as never written.
+
 Integers are little-endian. A position is a byte offset in the concatenation of all segments that ever were: it names a
 record, grows with every append, and survives the deletion of old segments.
 """
@@ -13,7 +16,6 @@ record, grows with every append, and survives the deletion of old segments.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import struct
@@ -35,6 +37,7 @@ RECORD = struct.Struct("<II")
 NAME = struct.Struct("<H")
 SUFFIX = ".qj"
 _READ_BYTES = 1024 * 1024
+_MAY_BE_TORN = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,23 +101,59 @@ class Segment:
             raise JournalError(f"journal damaged: {self.path} holds no whole record at byte {offset:,}")
 
 
-def read_segments(directory: Path) -> list[Segment]:
-    """Return the segments of a journal, oldest first, without locking or mending anything.
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What is in a journal's directory.
+
+    Attributes:
+        segments: oldest first; the last one ends with its last whole record.
+        behind: files behind that, in which nothing is of use.
+        torn_bytes: behind the last whole record, in all files.
+    """
+
+    segments: list[Segment]
+    behind: list[Path]
+    torn_bytes: int
+
+
+def survey(directory: Path) -> Survey:
+    """Read the headers of a journal and find the end of its last two segments, without locking or mending anything.
 
     Raises:
         JournalError: unreadable, a header does not hold, or a segment between two others is missing.
     """
     try:
-        paths = sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
+        return _survey(sorted(path for path in directory.iterdir() if path.suffix == SUFFIX))
     except FileNotFoundError:
-        return []
+        return Survey(segments=[], behind=[], torn_bytes=0)
     except OSError as cause:
         raise JournalError(f"journal cannot be read: {directory}: {cause.strerror}") from cause
-    segments = [_read_header(path) for path in paths]
-    for before, after in itertools.pairwise(segments):
-        if before.end != after.first:
-            raise JournalError(f"journal damaged: {before.path} ends at {before.end:,}, not at {after.first:,}")
-    return segments
+
+
+def _survey(paths: list[Path]) -> Survey:
+    segments: list[Segment] = []
+    cut_bytes = 0
+    for number, path in enumerate(paths):
+        may_be_torn = number >= len(paths) - _MAY_BE_TORN
+        if cut_bytes or (may_be_torn and not _header_is_whole(path)):
+            break
+        segment = _read_header(path)
+        if segments and segments[-1].end != segment.first:
+            if path == paths[-1]:
+                break  # the end of the one before never reached the disk
+            before = segments[-1]
+            raise JournalError(f"journal damaged: {before.path} ends at {before.end:,}, not at {segment.first:,}")
+        end = _end_of_records(segment) if may_be_torn else segment.size_bytes
+        cut_bytes = segment.size_bytes - end
+        segments.append(segment.resized(end))
+    behind = paths[len(segments) :]
+    torn_bytes = cut_bytes + sum(path.stat().st_size for path in behind)
+    return Survey(segments=segments, behind=behind, torn_bytes=torn_bytes)
+
+
+def read_segments(directory: Path) -> list[Segment]:
+    """Return the segments of a journal, oldest first, up to the last whole record; see `survey`."""
+    return survey(directory).segments
 
 
 def iterate(directory: Path, start: int = 0) -> Iterator[Record]:
@@ -123,34 +162,32 @@ def iterate(directory: Path, start: int = 0) -> Iterator[Record]:
     Reads what was there at the call, and may run beside the learner that writes.
 
     Raises:
-        JournalError: unreadable or damaged before the last segment's tail.
+        JournalError: unreadable or damaged before the tail.
     """
-    segments = read_segments(directory)
-    for segment in segments:
-        if segment.end <= start:
-            continue
-        try:
+    for segment in read_segments(directory):
+        if segment.end > start:
             yield from segment.records(start)
-        except JournalError:
-            # The writer may be in the middle of a record, or was when the power went.
-            if segment is not segments[-1]:
-                raise
 
 
-def header_is_whole(path: Path) -> bool:
-    """Say whether a segment file got as far as its first record.
+def _end_of_records(segment: Segment) -> int:
+    ends = (end for _, _, end in scan(segment.path, segment.header_bytes, segment.size_bytes))
+    return max(ends, default=segment.header_bytes)
 
-    The header is on the disk before anything follows it, so one that does not hold is torn only where nothing does.
+
+def _header_is_whole(path: Path) -> bool:
+    """Say whether a segment's header reached the disk; one that did and does not hold is damaged, and an error.
+
+    What did not reach it is missing, or reads as zeros, which JSON has none of.
     """
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
         fixed = file.read(FIXED.size)
         if len(fixed) < FIXED.size or not any(fixed):
             return False
         length, crc = FIXED.unpack(fixed)[3:]
-        if size > FIXED.size + length or length > MAX_HEADER_BYTES:
+        if length > MAX_HEADER_BYTES:
             return True
-        return bool(zlib.crc32(file.read(length)) == crc)
+        header = file.read(length)
+    return zlib.crc32(header) == crc or (len(header) == length and 0 not in header)
 
 
 def _read_header(path: Path) -> Segment:

@@ -654,7 +654,7 @@ def test_a_new_learner_with_another_task_is_followed(running, push_first):
     fields = {"env_id": "Acrobot-v1", "observations": observations, "action": action}
     if push_first:
         learner.push(1, policy=ACROBOT)
-        eventually(lambda: one.agent._listener.inbox.refused == 1, "it does not fit yet")
+        eventually(lambda: one.agent._listener.inbox._early, "it waits for its learner's birth")
     learner.birth(**fields)
     if not push_first:
         learner.ack()
@@ -666,6 +666,19 @@ def test_a_new_learner_with_another_task_is_followed(running, push_first):
     assert learner.blocks[0].observation["observation"].shape[2:] == (6,)
     assert learner.blocks[0].start[0, 0]
     assert not learner.duplicates
+
+
+@pytest.mark.parametrize(
+    "fields", [{"mode": "lockstep"}, {"block_steps": 5}, {"env_kwargs": {"sutton_barto_reward": True}}, {}]
+)
+def test_a_push_that_overtakes_a_birth_with_the_same_spaces_is_not_lost(running, fields):
+    """The learner waits for experience then, and pushes nothing else."""
+    learner, one = running
+    learner.epoch += 1
+    learner.push(1)
+    eventually(lambda: one.agent._listener.inbox._early, "it waits for its learner's birth")
+    learner.birth(**fields)
+    eventually(lambda: one.agent._shared.session._policy == (learner.epoch, 1), "it is acted with")
 
 
 def test_births_that_flap_end_in_the_last_one(running):

@@ -81,18 +81,6 @@ def test_f8_endless_chunks_do_not_grow_what_is_held_nor_keep_it_from_asking(fetc
     assert asked >= 5
 
 
-def test_chunks_that_are_not_the_file_that_the_manifest_names_are_given_up(fetch):
-    lie = manifest_of(1, sha256="ab" * 32)
-    fetch.want(lie, 0.0)
-    policy = policy_of(1)
-    for index in range(19):
-        fetch.chunk("ab" * 32, index * CHUNK, policy[index * CHUNK : (index + 1) * CHUNK], 0.0)
-    with pytest.raises(PayloadRefused, match="sha256"):
-        fetch.chunk("ab" * 32, 19 * CHUNK, policy[19 * CHUNK :], 0.0)
-    assert fetch.manifest is None
-    assert fetch.counters.completed == 0
-
-
 def test_it_says_that_it_listens_from_the_end_and_waits_while_a_fan_out_runs(fetch):
     fetch.want(manifest_of(1), 0.0)
     assert fetch.ask(0.0).offsets == tuple(index * CHUNK for index in range(12, 20))

@@ -50,7 +50,7 @@ def make():
         assert not inbox._thread.is_alive()
 
 
-def trust(inbox, policy=CARTPOLE, *, epoch=0):
+def trust(inbox, policy=CARTPOLE, *, epoch=1):
     inbox.trust(KEY.public, policy.contract.observations, policy.contract.action, epoch=epoch)
 
 
@@ -106,16 +106,97 @@ def test_a_push_older_than_the_learner_is_ignored(make):
     assert inbox.refused == 0
 
 
-def test_a_push_that_overtakes_its_learners_birth_is_looked_at_again(make):
+@pytest.mark.parametrize("policy", [CARTPOLE, ACROBOT], ids=["same spaces", "other spaces"])
+def test_a_push_that_overtakes_its_learners_birth_waits_for_it(make, policy):
+    """Same spaces say nothing of the task: who follows the birth drops what came before it."""
     inbox, ready = make()
-    trust(inbox)
-    inbox.offer(push(1, policy=ACROBOT))
-    eventually(lambda: inbox.refused == 1, "it does not fit")
-    trust(inbox)  # renewed, not changed
+    trust(inbox, epoch=1)
+    inbox.offer(push(1, epoch=2, policy=policy))
+    eventually(lambda: inbox._early, "held")
+    trust(inbox, epoch=1)  # renewed, not changed
     time.sleep(0.02)
-    assert inbox.refused == 1
-    trust(inbox, ACROBOT)
+    assert not ready
+    trust(inbox, policy, epoch=2)
     eventually(lambda: ready, "it fits now")
+    assert (inbox.latest, inbox.refused, inbox._early) == ((2, 1), 0, None)
+
+
+def test_another_push_drops_none_that_waits(make):
+    inbox, ready = make()
+    trust(inbox, epoch=1)
+    for number, early in enumerate([(3, 1), (2, 9), (3, 1)]):
+        inbox.offer(push(early[1], epoch=early[0]))
+        eventually(lambda: inbox._early and inbox._payload is None, "held")
+        inbox.offer(push(number + 1, epoch=1))
+        eventually(lambda number=number: len(ready) == number + 1, "the one in charge is followed")
+    trust(inbox, epoch=3)
+    eventually(lambda: inbox.latest == (3, 1), "the newest of those that waited")
+    assert inbox.refused == 0
+
+
+def test_of_those_that_wait_the_newest_is_kept(make):
+    inbox, ready = make()
+    trust(inbox, epoch=1)
+    for version in (1, 2):
+        inbox.offer(push(version, epoch=2))
+        eventually(lambda version=version: inbox._early and inbox._early[0].version == version, "held")
+    trust(inbox, epoch=2)
+    eventually(lambda: ready, "ready")
+    assert [acting.version for acting in ready] == [2]
+
+
+def test_a_birth_that_comes_while_its_push_is_looked_at_is_not_missed(make, monkeypatch):
+    inbox, ready = make()
+    trust(inbox, epoch=1)
+    hold = inbox._hold
+
+    def birth_comes_first(*signed):
+        trust(inbox, ACROBOT, epoch=2)
+        hold(*signed)
+
+    monkeypatch.setattr(inbox, "_hold", birth_comes_first)
+    inbox.offer(push(1, epoch=2, policy=ACROBOT))
+    eventually(lambda: ready, "looked at again")
+
+
+def test_what_is_refused_takes_no_other_push_with_it(make):
+    busy, gate = threading.Event(), threading.Event()
+    versions = []
+
+    def slow(acting):
+        versions.append(acting.version)
+        busy.set()
+        gate.wait(5.0)
+
+    inbox, _ = make(slow)
+    trust(inbox)
+    inbox.offer(push(1))
+    assert busy.wait(5.0)
+    inbox._take_fetched(header_of(ACROBOT, version=2), ACROBOT.data)
+    inbox.offer(push(3))
+    gate.set()
+    eventually(lambda: versions == [1, 3], "the other one")
+    assert inbox.refused == 1
+
+
+def header_of(policy, **fields):
+    return PushHeader(**{
+        "epoch": 1, "version": 1, "env_steps": 0, "sha256": policy.sha256, "exploration": Exploration(values=(0.1,)),
+        "golden_outputs": dict(policy.golden.outputs), "lsb": dict(policy.golden.lsb), **fields,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_chunks_that_are_together_not_the_file_that_the_manifest_names_are_refused(make, caplog, epoch):
+    """Each of them is as the manifest says, and the file would load."""
+    inbox, ready = make()
+    trust(inbox, epoch=1)
+    inbox._take_fetched(header_of(CARTPOLE, epoch=epoch, sha256="ab" * 32), CARTPOLE.data)
+    eventually(lambda: inbox.refused == 1, "refused")
+    assert "its sha256 is" in caplog.text
+    assert (ready, inbox._early, inbox.latest) == ([], None, (-1, -1))
+    inbox._take_fetched(header_of(CARTPOLE, version=2), CARTPOLE.data)
+    eventually(lambda: ready, "the file that it names")
 
 
 def test_whoever_takes_policies_may_fail(make):

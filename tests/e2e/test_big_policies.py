@@ -105,7 +105,7 @@ class Actor:
         self.inbox = Inbox(
             runtime=find_runtime(), batch_size=1, actor_index=0, on_ready=self._on_ready, fetcher=self.fetcher
         )
-        self.inbox.trust(KEY.public, contract.observations, contract.action)
+        self.inbox.trust(KEY.public, contract.observations, contract.action, epoch=1)
         link.subscribe(TOPICS.policy, lambda message: self.inbox.offer(message.payload))
         link.connect(timeout_s=10.0)
 

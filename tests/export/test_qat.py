@@ -64,6 +64,37 @@ def test_snapshot_does_not_follow_later_changes(policy):
     assert np.array_equal(snapshot.kernels[0], before)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_snapshot_shares_memory_with_variables_and_still_follows_no_update(policy, compiled):
+    """Neither where the variables live on, nor where another policy was restored from it."""
+    other = QatPolicy(policy.spec, seed=99, normalize=True)
+    snapshot = policy.snapshot()
+    assert np.shares_memory(snapshot.kernels[0], policy.snapshot().kernels[0]), "no copies"
+    other.restore(snapshot)
+    before = {name: value.copy() for name, value in snapshot.arrays().items()}
+    inputs = tf.constant(observations(32))
+    for one in (policy, other):
+        optimizer = keras.optimizers.Adam(1e-2)
+        optimizer.build(one.trainable_variables)
+
+        def train(one=one, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(one.model(inputs, training=True) - 3.0))
+            gradients = tape.gradient(loss, one.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, one.trainable_variables, strict=True))
+
+        tf.function(train, jit_compile=compiled)()
+        for variable in one.trainable_variables:
+            variable.assign_add(tf.ones_like(variable))
+        if one is policy:
+            assert all(np.array_equal(other.snapshot().arrays()[name], value) for name, value in before.items())
+        assert not np.array_equal(one.snapshot().kernels[0], before["kernel_0"])
+    for name, value in snapshot.arrays().items():
+        assert np.array_equal(value, before[name]), name
+    with pytest.raises(ValueError, match="read-only"):
+        snapshot.kernels[0][0] = 1.0
+
+
 def test_snapshot_of_a_large_policy_takes_under_a_millisecond():
     policy = QatPolicy(make_spec(hidden=(256, 256, 256)))
     times = []

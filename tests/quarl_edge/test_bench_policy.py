@@ -39,6 +39,9 @@ def test_bench_push_end_to_end_counts_every_actor(capfd, hidden, chunks):
     assert (said["actors"], said["pushes"], said["chunks"], said["broker"]) == (2, 3, chunks, "mosquitto")
     assert 0 < said["prepare_ms_p50"] < said["any_actor_ms_p50"] <= said["first_action_ms_p50"]
     assert said["first_action_ms_p50"] <= said["first_action_ms_p99"]
+    stages = said["stages_ms_p50"]
+    assert list(stages) == ["read", "patch", "examine", "seal", "travel", "start"]
+    assert all(took > 0 for took in stages.values())
     assert chunks <= said["chunks_sent"] < 2 * chunks + 1
     assert {"bytes", "runtime", "machine"} <= set(said)
 

@@ -17,7 +17,8 @@ from quarl_device.errors import JournalError, UnsupportedSpace, UsageError
 from quarl_device.wire.block import BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES
 from quarl_edge.config import TrainConfig
-from quarl_edge.ingest.ingest import MAX_AHEAD, Ingest
+from quarl_edge.ingest.credit import MAX_AHEAD
+from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.ingest.sessions import SessionTable, Verdict
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.journal import Journal, iterate

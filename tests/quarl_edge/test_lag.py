@@ -123,6 +123,25 @@ def test_a_version_that_is_not_remembered_is_over_every_bound(clock, monkeypatch
         lag.check(FakeBlock(version))
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("others", [(900,), (3, 900), (900, 3), (0, 3)])
+def test_one_row_of_an_unknown_version_is_enough(clock, bound, others):
+    """Whoever made them: nothing says how old they are."""
+    lag = published(clock, bound=bound)
+    lag.check(FakeBlock(2, 3))
+    with pytest.raises(StaleExperience, match="not among the 3 that are remembered"):
+        lag.check(FakeBlock(2, *others))
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_one_row_of_another_run_is_enough(clock, bound):
+    lag = published(clock, bound=bound)
+    block = FakeBlock(2, 3)
+    block.policy_epoch = [0, 7]
+    with pytest.raises(StaleExperience, match="another session"):
+        lag.check(block)
+
+
 def test_without_a_bound_everything_is_taken(clock):
     published(clock, versions=3_000).check(FakeBlock(1, 9_000))
     published(clock).check(FakeBlock(1, epoch=3))

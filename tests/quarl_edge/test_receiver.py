@@ -204,11 +204,11 @@ def test_a_device_that_fell_silent_gives_its_share_back_and_may_come_again(setti
     now[0] += 0.2 * module.SILENT_S
     receiver.send_acks()
     assert set(receiver.actors) == {"busy", "shy"}
-    assert set(ingest._live) == {"busy", "shy"}
+    assert ingest._credit.devices == {"busy", "shy"}
     assert caplog.text.count("device pi was not heard of") == 1
     device.publish(TOPICS.state("pi"), state().encode())
     receiver.send_acks()
-    assert set(receiver.actors) == set(ingest._live) == {"pi", "busy", "shy"}
+    assert set(receiver.actors) == ingest._credit.devices == {"pi", "busy", "shy"}
 
 
 def test_one_ack_answers_all_blocks_that_came_together(tmp_path):

@@ -2,21 +2,29 @@
 
 A manifest is handed to a `Fetcher`, which hands the policy file back once it is whole; it has a slot of its own, so
 that the manifests that came meanwhile do not throw away what took long to fetch.
+
+A push may overtake the birth of its learner. It then waits for it, in a slot too: the task may be another one, and
+whoever follows a birth drops the policies that came before. A learner that waits for experience pushes nothing again:
+if that one were lost, both would wait for each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 from quarl_device.actor.acting import ActingPolicy
 from quarl_device.actor.fetcher import Fetcher
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.contract import ActionSpec, ObservationSpec
-from quarl_device.errors import SpaceMismatch
+from quarl_device.errors import PayloadRefused, SpaceMismatch
 from quarl_device.policy import Policy
 from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
 from quarl_device.runtime import PolicyRuntime
@@ -29,6 +37,16 @@ _PUSHES_KEPT = 256
 _WAIT_S = 1.0
 
 Signed = tuple[PushHeader, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Learner:
+    """Whose pushes are taken, for which spaces: a birth, see `Inbox.trust`."""
+
+    key: PublicKey
+    observations: tuple[ObservationSpec, ...]
+    action: ActionSpec
+    epoch: int
 
 
 class Inbox:
@@ -66,18 +84,15 @@ class Inbox:
         self._changed = threading.Condition()
         self._payload: bytes | None = None
         self._fetched: Signed | None = None
-        self._misfit: Signed | None = None
+        self._early: Signed | None = None  # of a learner whose birth has not come
         self._fetcher = fetcher
-        self._key: PublicKey | None = None
-        self._observations: tuple[ObservationSpec, ...] = ()
-        self._action: ActionSpec | None = None
+        self._learner: _Learner | None = None
         self._closed = False
         self.latest = (-1, -1)
         self.accepted = 0
         self.refused = 0
         self._refusals = CappedWarnings(_LOG)
         self.ignored = 0
-        self._epoch = 0
         self.ready_ms: deque[float] = deque(maxlen=_PUSHES_KEPT)
         if fetcher is not None:
             fetcher.deliver_to(self._take_fetched)
@@ -85,7 +100,7 @@ class Inbox:
         self._thread.start()
 
     def trust(
-        self, key: PublicKey, observations: tuple[ObservationSpec, ...], action: ActionSpec, *, epoch: int = 0
+        self, key: PublicKey, observations: tuple[ObservationSpec, ...], action: ActionSpec, *, epoch: int
     ) -> None:
         """From now on take pushes that `key` signed, for these spaces; a push that waited for this is looked at.
 
@@ -93,13 +108,11 @@ class Inbox:
             key: of the learner.
             observations: from its birth.
             action: likewise.
-            epoch: likewise; pushes of an older one are ignored (W3), such as the last learner's.
+            epoch: likewise; pushes of an older one are ignored (W3), such as the last learner's, and those of a later
+                one wait for its birth.
         """
         with self._changed:
-            # A new learner's push may overtake its birth: what did not fit the old spaces is looked at again.
-            if self._misfit and self._fetched is None and (observations, action) != (self._observations, self._action):
-                self._fetched, self._misfit = self._misfit, None
-            self._key, self._observations, self._action, self._epoch = key, observations, action, epoch
+            self._learner = _Learner(key=key, observations=observations, action=action, epoch=epoch)
             self._changed.notify_all()
 
     def offer(self, payload: bytes) -> None:
@@ -128,54 +141,72 @@ class Inbox:
             with self._changed:
                 if self._closed:
                     return
-                if self._key is None or (self._payload is None and self._fetched is None):
+                job = self._next_job()
+                if job is None:
                     self._changed.wait(timeout=self._wait_s())
-                key = self._key
-                payload, fetched = (None, None) if key is None else (self._payload, self._fetched)
-                if key is not None:
-                    self._payload = self._fetched = None
+                    job = self._next_job()
             # Whatever a hostile payload provokes, the thread that takes the next push must live (W5).
             try:
-                self._work_once(payload, fetched, key)
+                if job is not None:
+                    job()
+                if self._fetcher is not None:
+                    self._fetcher.tick()
             except Exception as error:
                 self._refuse(error)
+
+    def _next_job(self) -> Callable[[], None] | None:
+        """Empty one slot; what is refused takes nothing with it that lies in another."""
+        learner = self._learner
+        if learner is None:
+            return None
+        if self._early is not None and self._early[0].epoch <= learner.epoch:
+            early, self._early = self._early, None
+            return partial(self._take, learner, *early)
+        if self._fetched is not None:
+            fetched, self._fetched = self._fetched, None
+            return partial(self._take_assembled, learner, *fetched)
+        if self._payload:
+            payload, self._payload = self._payload, None
+            return partial(self._open, learner, payload)
+        return None
 
     def _wait_s(self) -> float:
         return _WAIT_S if self._fetcher is None else min(_WAIT_S, self._fetcher.wait_s())
 
-    def _work_once(self, payload: bytes | None, fetched: Signed | None, key: PublicKey | None) -> None:
-        if fetched is not None:
-            self._take(*fetched)
-        if payload and key is not None:
-            self._open(payload, key)
-        if self._fetcher is not None:
-            self._fetcher.tick()
-
-    def _open(self, payload: bytes, key: PublicKey) -> None:
+    def _open(self, learner: _Learner, payload: bytes) -> None:
         """Take a push as it came, or have fetched what a manifest describes."""
         if self._fetcher is None or not is_manifest(payload):
-            self._take(*decode_push(payload, key.verify))
+            self._take(learner, *decode_push(payload, learner.key.verify))
             return
-        manifest = decode_manifest(payload, key.verify)
-        if self._is_news(manifest.header):
+        manifest = decode_manifest(payload, learner.key.verify)
+        if self._is_news(learner, manifest.header):
             self._fetcher.want(manifest)
 
-    def _is_news(self, header: PushHeader) -> bool:
-        news = header.epoch >= self._epoch and newer((header.epoch, header.version), self.latest)
+    def _is_news(self, learner: _Learner, header: PushHeader) -> bool:
+        news = header.epoch >= learner.epoch and newer((header.epoch, header.version), self.latest)
         self.ignored += not news
         return news
 
-    def _take(self, header: PushHeader, data: bytes) -> None:
-        """Load a policy file whose header the learner has signed, and whose sha256 is the header's; hand it on."""
-        if not self._is_news(header):
+    def _take(
+        self, learner: _Learner, header: PushHeader, data: bytes, *, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Load a policy file whose header the learner has signed, and hand it on.
+
+        Args:
+            learner: see `trust`.
+            header: as signed.
+            data: of the header's sha256, if `check` raises nothing.
+            check: called before the file is kept or used.
+        """
+        if not self._is_news(learner, header):
             return
-        try:
-            acting = self._load(header, read_policy(data, sha256=header.sha256))
-        except SpaceMismatch:
-            with self._changed:
-                self._misfit = (header, data)
-            raise
-        self.latest, self._misfit = (header.epoch, header.version), None
+        if header.epoch > learner.epoch:
+            check()
+            self._hold(header, data)
+            return
+        acting = self._load(learner, header, read_policy(data, sha256=header.sha256))
+        check()
+        self.latest = (header.epoch, header.version)
         self.accepted += 1
         if header.variables_read_unix_ns:
             self.ready_ms.append((time.time_ns() - header.variables_read_unix_ns) / 1e6)
@@ -183,8 +214,29 @@ class Inbox:
         if self._fetcher is not None:
             self._fetcher.outdated(self.latest)
 
-    def _load(self, header: PushHeader, file: PolicyFile) -> ActingPolicy:
-        self._check_spaces(file)
+    def _take_assembled(self, learner: _Learner, header: PushHeader, data: bytes) -> None:
+        """Take a file that came in chunks, each as the learner signed it, if together they are what it named."""
+        # Beside loading it, which takes as long: this thread's policy waits, and the link's thread has no time for it.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            hashed = pool.submit(hashlib.sha256, data)
+
+            def check() -> None:
+                digest = hashed.result().hexdigest()
+                if digest != header.sha256:
+                    raise PayloadRefused(
+                        f"policy: its sha256 is {digest[:16]}..., the manifest says {header.sha256[:16]}..."
+                    )
+
+            self._take(learner, header, data, check=check)
+
+    def _hold(self, header: PushHeader, data: bytes) -> None:
+        with self._changed:
+            held = self._early[0] if self._early is not None else None
+            if held is None or newer((header.epoch, header.version), (held.epoch, held.version)):
+                self._early = (header, data)
+
+    def _load(self, learner: _Learner, header: PushHeader, file: PolicyFile) -> ActingPolicy:
+        _check_spaces(learner, file)
         golden = GoldenVectors(
             observations=file.golden.observations,
             outputs=header.golden_outputs,
@@ -200,17 +252,18 @@ class Inbox:
             reset=header.reset,
         )
 
-    def _check_spaces(self, file: PolicyFile) -> None:
-        wanted = [(spec.key, spec.shape, spec.dtype) for spec in self._observations]
-        found = [(spec.key, spec.shape, spec.dtype) for spec in file.contract.observations]
-        if found != wanted:
-            raise SpaceMismatch(f"the pushed policy observes {found}, the learner's birth says {wanted}")
-        ours, theirs = self._action, file.contract.action
-        if ours is None or (theirs.kind, theirs.n, theirs.start) != (ours.kind, ours.n, ours.start):
-            raise SpaceMismatch(
-                f"the pushed policy acts in {theirs.kind} n={theirs.n} start={theirs.start}, unlike the learner's birth"
-            )
-
     def _refuse(self, error: Exception) -> None:
         self.refused += 1
         self._refusals.warning("push refused: %s", error)
+
+
+def _check_spaces(learner: _Learner, file: PolicyFile) -> None:
+    wanted = [(spec.key, spec.shape, spec.dtype) for spec in learner.observations]
+    found = [(spec.key, spec.shape, spec.dtype) for spec in file.contract.observations]
+    if found != wanted:
+        raise SpaceMismatch(f"the pushed policy observes {found}, the learner's birth says {wanted}")
+    ours, theirs = learner.action, file.contract.action
+    if (theirs.kind, theirs.n, theirs.start) != (ours.kind, ours.n, ours.start):
+        raise SpaceMismatch(
+            f"the pushed policy acts in {theirs.kind} n={theirs.n} start={theirs.start}, unlike the learner's birth"
+        )

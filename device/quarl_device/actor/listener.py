@@ -14,7 +14,7 @@ from quarl_device.actor.namesakes import Namesakes
 from quarl_device.actor.pinning import PinnedKey
 from quarl_device.actor.shared import Shared
 from quarl_device.actor.speaker import Speaker
-from quarl_device.actor.task import fits_spaces, same_task, task_name
+from quarl_device.actor.task import same_task, task_name
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
@@ -206,8 +206,8 @@ class Listener:
     def _policy_ready(self, acting: ActingPolicy) -> None:
         shared = self._shared
         with shared.changed:
-            # It may have been on its way while a new learner with another task came.
-            if shared.birth is not None and not fits_spaces(acting, shared.birth):
+            # It may have been on its way while a new learner came, which may have another task (W3).
+            if shared.birth is not None and acting.epoch < shared.birth.epoch:
                 return
             if shared.birth is not None:
                 self._give_up_other_task(shared.birth)

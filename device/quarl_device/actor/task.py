@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from quarl_device.actor.acting import ActingPolicy, Mailbox
+from quarl_device.actor.acting import Mailbox
 from quarl_device.actor.identity import AgentConfig
 from quarl_device.actor.single import SingleLoop
 from quarl_device.actor.stepping import Loop, LoopConfig
@@ -85,15 +85,6 @@ def task_name(birth: LearnerBirth) -> str:
     spaces = [*(spec_to_json(spec) for spec in birth.observations), spec_to_json(birth.action)]
     fields = [birth.env_id, birth.env_kwargs, spaces, birth.mode, [birth.epoch, birth.block_steps] if lockstep else 0]
     return json.dumps(fields, sort_keys=True)
-
-
-def fits_spaces(acting: ActingPolicy, birth: LearnerBirth) -> bool:
-    """Whether a policy observes and acts in the spaces that a birth names."""
-    contract = acting.policy.contract
-    found, wanted = (
-        [(spec.key, spec.shape, spec.dtype) for spec in specs] for specs in (contract.observations, birth.observations)
-    )
-    return found == wanted and contract.action.n == birth.action.n
 
 
 def _task(birth: LearnerBirth) -> tuple[object, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,15 @@ from quarl_device.errors import NonFiniteError, PatchError
 from quarl_export.arithmetic import Quantization, quantize_bias
 from quarl_export.graph import GraphView, TensorView, operator_version, repack, view
 from quarl_export.ir.layers import Layer
-from quarl_export.kernels import LayerScales, Scratch, as_channels, layer_scales, write_kernel
+from quarl_export.kernels import LayerScales, Scratch, as_channels, channel_blocks, layer_scales, write_kernel
+from quarl_export.lanes import in_lanes, processors
 from quarl_export.patch.places import LayerPlace, Places, float_layout
 from quarl_export.patch.values import PolicyValues, check_values, clip_bound
 from quarl_export.range_plan import RangePlan
 from quarl_export.wide import FINER
+
+# From here on threads are worth what it takes to start them.
+_SHARED_WEIGHTS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +81,8 @@ class Writer:
         self.normalizer_shapes = dict(normalizer_shapes)
         self._places = places
         self._buffer = bytearray(model)
-        self._scratch: Scratch = {}
+        weights = sum(math.prod(shape) for shape in plan.graph.weight_shapes.values())
+        self._scratch: list[Scratch] = [{} for _ in range(processors() if weights >= _SHARED_WEIGHTS else 1)]
         graph = view(self._buffer)
         self._carriers = [
             (site, [_quantization_views(graph.tensors[index]) for index in indices])
@@ -114,21 +121,28 @@ class Writer:
         check_values(values, self.plan, self.normalizer_shapes)
         quantizations = self.plan.quantizations(self.plan.effective(values.ranges))
         # All that can be refused is computed first: below here nothing raises.
-        layers = [
-            self._layer_values(views, values.weights, quantizations[views.place.source].scale) for views in self._layers
-        ]
+        layers = self._all_layer_values(values.weights, quantizations)
         self._check_floats(values)
         for site, views in self._carriers:
             quantization = quantizations[site]
             for scale, zero_point, shift in views:
                 scale[0] = quantization.scale
                 zero_point[0] = quantization.zero_point + shift
+        self._write_kernels(layers, values.weights)
         for layer, found in zip(self._layers, layers, strict=True):
-            self._write_layer(layer, found, values.weights)
+            _write_scales(layer, found)
         self._write_floats(values)
         if self._multiply is not None and self._products:
             self._multiply[0] = 3 if any(_is_steep(names, quantizations) for names in self._products) else 2
         return self.data
+
+    def _all_layer_values(
+        self, weights: Mapping[str, NDArray[np.float32]], quantizations: Mapping[str, Quantization]
+    ) -> list[_LayerValues]:
+        def task(views: _LayerViews) -> Callable[[int], _LayerValues]:
+            return lambda _lane: self._layer_values(views, weights, quantizations[views.place.source].scale)
+
+        return in_lanes([task(views) for views in self._layers], len(self._scratch))
 
     def _layer_values(
         self, views: _LayerViews, weights: Mapping[str, NDArray[np.float32]], input_scale: float
@@ -144,18 +158,22 @@ class Writer:
             bias_scale=scales.bias.astype(np.float32) / finer,
         )
 
-    def _write_layer(
-        self, views: _LayerViews, values: _LayerValues, weights: Mapping[str, NDArray[np.float32]]
-    ) -> None:
-        layer = views.place.layer
-        write_kernel(layer, weights[f"{layer.name}/kernel"], values.scales, views.kernel, scratch=self._scratch)
-        views.kernel_scale[:] = values.scales.kernel
-        if views.wide_source_scale is not None:
-            views.wide_source_scale[0] = np.float32(values.input_scale) / FINER
-        if views.bias is not None and views.bias_scale is not None:
-            views.bias_scale[:] = values.bias_scale
-            if values.bias is not None:
-                np.copyto(views.bias, values.bias, casting="unsafe")
+    def _write_kernels(self, layers: Sequence[_LayerValues], weights: Mapping[str, NDArray[np.float32]]) -> None:
+        """Write all kernels, a share of each large one in every lane."""
+        lanes = len(self._scratch)
+
+        def task(write: Callable[..., None]) -> Callable[[int], None]:
+            return lambda lane: write(scratch=self._scratch[lane])
+
+        tasks: list[Callable[[int], None]] = []
+        for views, values in zip(self._layers, layers, strict=True):
+            layer = views.place.layer
+            kernel = weights[f"{layer.name}/kernel"]
+            blocks = channel_blocks(layer, kernel)
+            for share in range(min(lanes, len(blocks))):
+                write = partial(write_kernel, layer, kernel, values.scales, views.kernel, blocks=blocks[share::lanes])
+                tasks.append(task(write))
+        in_lanes(tasks, lanes)
 
     def _check_floats(self, values: PolicyValues) -> None:
         for name in self._floats:
@@ -179,6 +197,17 @@ class Writer:
                 arrays += [bound, -bound]
             for target, array in zip(targets, arrays, strict=True):
                 target[...] = array.reshape(target.shape)
+
+
+def _write_scales(views: _LayerViews, values: _LayerValues) -> None:
+    """Write all of a layer but its kernel."""
+    views.kernel_scale[:] = values.scales.kernel
+    if views.wide_source_scale is not None:
+        views.wide_source_scale[0] = np.float32(values.input_scale) / FINER
+    if views.bias is not None and views.bias_scale is not None:
+        views.bias_scale[:] = values.bias_scale
+        if values.bias is not None:
+            np.copyto(views.bias, values.bias, casting="unsafe")
 
 
 def _products(plan: RangePlan) -> list[tuple[str, str, str]]:
