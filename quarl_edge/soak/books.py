@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
+from quarl_device.wire.block_stamp import Stamp
+from quarl_device.wire.loss import read_loss
 from quarl_edge.replay.segments import iterate
 
 COUNT = struct.Struct("<Q")
@@ -34,6 +36,7 @@ class StoredBlock:
         steps: in it.
         declared: ranges of sequences, both ends included, that it says will never come.
         rows_hold: whether its rows are the steps after `first_step`, one after the other.
+        lost: it is no block, but says that the one of its number will never come either; no step is in it.
     """
 
     device: str
@@ -43,6 +46,7 @@ class StoredBlock:
     steps: int
     declared: tuple[tuple[int, int], ...] = ()
     rows_hold: bool = True
+    lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,10 @@ def read_journal(directory: Path, spec: BlockSpec) -> Iterator[StoredBlock]:
     """
     codec = BlockCodec(spec)
     for record in iterate(directory):
+        loss = read_loss(record.payload)
+        if loss is not None:
+            yield _lost(record.device, loss)
+            continue
         block = codec.decode(record.payload)
         yield StoredBlock(
             device=record.device,
@@ -103,6 +111,19 @@ def read_journal(directory: Path, spec: BlockSpec) -> Iterator[StoredBlock]:
             declared=((0, block.base - 1), *block.dropped) if block.base else tuple(block.dropped),
             rows_hold=_rows_hold(block),
         )
+
+
+def _lost(device: str, loss: Stamp) -> StoredBlock:
+    below = ((0, loss.base - 1),) if loss.base else ()
+    return StoredBlock(
+        device=device,
+        boot_id=loss.boot_id,
+        sequence=loss.sequence,
+        first_step=loss.first_step + (loss.lost_steps or 0),
+        steps=0,
+        declared=(*below, *loss.dropped, (loss.sequence, loss.sequence)),
+        lost=True,
+    )
 
 
 def _rows_hold(block: Block) -> bool:
@@ -155,7 +176,7 @@ class _Account:
             self.faults.append(f"{name} is stored twice")
             return
         self.seen.add((block.boot_id, block.sequence))
-        self.blocks += 1
+        self.blocks += not block.lost
         self.stored += block.steps
         if not block.rows_hold:
             self.faults.append(f"{name}: its rows are not the steps from {block.first_step} on")
@@ -165,7 +186,7 @@ class _Account:
 
     def _follow(self, name: str, life: _Life, block: StoredBlock) -> None:
         """Account for what lies between a block and the one before it in its life."""
-        missing = range(life.sequence, block.sequence)
+        missing = range(life.sequence, block.sequence + block.lost)
         steps = block.first_step - life.step
         if block.sequence < life.sequence:
             self.faults.append(f"{name} came after block {life.sequence - 1}")

@@ -177,10 +177,19 @@ class ActorSession:
         """The policies known so far are of no use for the learner's new task."""
         self._policy = None
 
-    def block_made(self, payload: bytes, *, epoch: int, version: int, now_s: float, steps: int = 0) -> int:
+    def block_made(
+        self,
+        payload: bytes,
+        *,
+        epoch: int,
+        version: int,
+        now_s: float,
+        steps: int = 0,
+        first_step: int | None = None,
+    ) -> int:
         """Take over an encoded block, acted at its last row with policy (epoch, version); returns its sequence."""
         sequence = self.next_sequence
-        self._outbox.put(sequence, payload, steps=steps)
+        self._outbox.put(sequence, payload, steps=steps, first_step=first_step)
         self.next_sequence += 1
         self._spent = (epoch, version)
         self._follow(now_s)  # room may have been made

@@ -76,8 +76,15 @@ class Speaker:
         base = session.base if session.delivering == self._boot_id else 0
         block = recorder.block(boot_id=self._boot_id, sequence=sequence, base=base, first_step=self._steps)
         payload = codec.encode(block)
+        session.block_made(
+            payload,
+            steps=steps,
+            first_step=self._steps,
+            epoch=acting.epoch,
+            version=acting.version,
+            now_s=time.monotonic(),
+        )
         self._steps += steps
-        session.block_made(payload, steps=steps, epoch=acting.epoch, version=acting.version, now_s=time.monotonic())
 
     def leave_block(self, recorder: Recorder) -> None:
         """Count what was recorded and is of no use: the learner's account of steps shows that it is missing."""
