@@ -478,8 +478,8 @@ class Ingest:
         return self._insert(device, block)
 
     def _replay_loss(self, device: str, loss: Stamp) -> None:
-        verdict = self.sessions.examine(device, loss.boot_id, loss.sequence, loss.sequence, loss.dropped)
-        if verdict is Verdict.ACCEPT:
+        before = ((loss.base, loss.sequence - 1),) if loss.base < loss.sequence else ()
+        if self.sessions.examine(device, loss.boot_id, loss.sequence, loss.base, before) is Verdict.ACCEPT:
             self.sessions.lose(device, loss)
 
     def _segment_snapshot(self) -> tuple[int, Mapping[str, Any]]:

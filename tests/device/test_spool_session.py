@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from quarl_device.actor.outbox import MemoryOutbox
 from quarl_device.actor.session import ActorSession, SessionConfig
+from quarl_device.spool import appender
 from quarl_device.spool.config import SpoolConfig
 from quarl_device.spool.disk import DiskSpool
 from quarl_device.wire.block_stamp import restamped
@@ -370,3 +371,52 @@ def test_more_short_lives_than_a_learner_remembers_are_each_delivered_once():
     assert world.learner.journal == world.made
     world.device.spool.close()
     shutil.rmtree(root)
+
+
+class Disk:
+    """What of a spool's directory has reached the disk: all that was there at its last fsync, and no more."""
+
+    def __init__(self, directory, monkeypatch):
+        self.directory, self.certain = directory, {}
+        real = appender.sync_directory
+
+        def synced(path):
+            real(path)
+            self.certain = {one.name: one.read_bytes() for one in directory.glob("*.qs")}
+
+        monkeypatch.setattr(appender, "sync_directory", synced)
+
+    def cut_power(self):
+        for path in self.directory.glob("*.qs"):
+            path.unlink()
+        for name, data in self.certain.items():
+            (self.directory / name).write_bytes(data)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 3 * MAX_LIVES), st.integers(0, 3 * MAX_LIVES), st.integers(1, 3))
+def test_a_power_cut_brings_back_no_more_lives_than_the_learner_remembers(lives, delivered, blocks):
+    """All of them were made offline and come in a moment; an fsync is not due yet when the power goes."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as root:
+        directory = Path(root) / "spool"
+        directory.mkdir()
+        disk = Disk(directory, patch)
+        learner, made = Learner(), []
+        for life in range(lives):
+            spool = DiskSpool(directory, boot_id=f"{life:016x}", config=SpoolConfig(max_bytes=64 * 1024))
+            for sequence in range(blocks):
+                spool.put(sequence, b"x", steps=STEPS)
+                made.append((spool.boot_id, sequence))
+            spool.close()
+        for boot, most in ((lives, delivered * blocks), (lives + 1, 1_000)):
+            spool = DiskSpool(directory, boot_id=f"{boot:016x}", config=SpoolConfig(max_bytes=64 * 1024))
+            for _ in range(most):
+                sequence = spool.next_held(spool.base)
+                if sequence is None:
+                    break
+                life = spool.delivering
+                learner.take((life, sequence, spool.base, spool.gap_before(sequence)))
+                spool.free(learner.table.expected("pi", life) - 1)
+            spool._let_go()
+            disk.cut_power()
+        assert learner.journal == made, "each once, in order"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quarl_device.actor.recorder import Recorder
 from quarl_device.wire.block import BlockCodec
+from quarl_device.wire.loss import encode_loss
 from quarl_edge.replay.journal import Journal
 from quarl_edge.soak.books import STEP_NUMBERS, StoredBlock, balance, read_counts, read_journal, reward_of
 from quarl_edge.soak.learner import soak_spec
@@ -105,6 +106,17 @@ def test_any_loss_of_any_stored_block_is_found(data):
     assert close(order[:index] + order[index + 1 :], made=made).faults
 
 
+def test_what_is_said_to_be_lost_is_dropped_also_where_no_block_follows():
+    first, second, third, fourth = life("a", 4)
+    lost = dataclasses.replace(fourth, first_step=4 * STEPS, steps=0, declared=((2, 2), (3, 3)), lost=True)
+    books = close([first, second, lost], made=4 * STEPS)
+    assert (books.stored, books.declared_dropped, books.blocks, books.faults) == (2 * STEPS, 2 * STEPS, 2, ())
+    assert "declared" in close([first, second, dataclasses.replace(lost, declared=((3, 3),))], made=4 * STEPS).faults[0]
+    short = dataclasses.replace(lost, first_step=2 * STEPS)
+    assert "missing before it" in close([first, second, short], made=4 * STEPS).faults[0]
+    assert third.sequence == 2
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +146,13 @@ def test_the_journal_is_read_as_it_was_written(tmp_path):
     first, second = stored(tmp_path, payload([1, 2, 3]), payload([8, 9], sequence=4, base=2, first_step=7))
     assert first == StoredBlock(device="pi", boot_id=BOOT_ID, sequence=0, first_step=0, steps=3)
     assert (second.sequence, second.steps, second.declared, second.rows_hold) == (4, 2, ((0, 1),), True)
+
+
+def test_a_loss_is_read_from_the_journal(tmp_path):
+    told = encode_loss(boot_id=BOOT_ID, first=2, last=4, first_step=6, end_step=15)
+    [one] = stored(tmp_path, told)
+    assert (one.sequence, one.first_step, one.steps, one.lost) == (4, 15, 0, True)
+    assert one.declared == ((0, 1), (2, 3), (4, 4))
 
 
 @pytest.mark.parametrize("rewards", [[1, 2, 2], [1, 3, 4], [2, 3, 4], [0, 1, 2], [3, 2, 1]])
