@@ -151,6 +151,24 @@ def balance(
     )
 
 
+def disagreements(books: Iterable[DeviceBooks], accounts: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
+    """Return where the learner's own account of a device is not what the journal says, in words.
+
+    Args:
+        books: closed.
+        accounts: as the learner told them at its end; a device that is not among them is passed over.
+    """
+    found = []
+    for one in books:
+        told = accounts.get(one.device)
+        if told is None:
+            continue
+        for name, right in (("stored_steps", one.stored), ("lost_steps", one.declared_dropped)):
+            if told[name] != right:
+                found.append(f"{one.device}: the learner's account says {name} {told[name]}, the journal {right}")
+    return tuple(found)
+
+
 @dataclass(slots=True)
 class _Life:
     """Where a life stands: the sequence and the step that come next."""

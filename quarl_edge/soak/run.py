@@ -16,7 +16,7 @@ from quarl_device.errors import QuarlError
 from quarl_device.testing.packet_faults import FaultyPackets, PacketFaults
 from quarl_device.testing.tcp_proxy import TcpProxy
 from quarl_device.wire.keys import LearnerKey
-from quarl_edge.soak.books import DeviceBooks, balance, read_counts, read_journal
+from quarl_edge.soak.books import DeviceBooks, balance, disagreements, read_counts, read_journal
 from quarl_edge.soak.cast import Broker, Player
 from quarl_edge.soak.environment import COUNTS_VARIABLE, ENV_ID, RATE_VARIABLE
 from quarl_edge.soak.learner import soak_spec
@@ -30,6 +30,7 @@ _END_S = 60.0
 _DELIVERIES = 5
 _TICK_S = 0.05
 _ODD_SPOOL_MIB = 1
+_HASTE = 8  # of the actor that drops the oldest: a fault of seconds fills its spool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ class SoakConfig:
     def devices(self) -> tuple[str, ...]:
         """Names of the actors."""
         return tuple(f"soak-{index}" for index in range(self.actors))
+
+    @property
+    def dropper(self) -> str:
+        """The actor that gives up its oldest blocks when its spool is full, "" if there is but one actor."""
+        return self.devices[1] if self.actors > 1 else ""
 
     @property
     def recovery_s(self) -> float:
@@ -146,7 +152,11 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         broker_kills=stage.broker.kills,
         learner_kills=stage.learner.kills,
         returns=sum(player.returns for player in stage.players),
-        wrong=(*wrong, *(fault for player in stage.players for fault in player.faults)),
+        wrong=(
+            *wrong,
+            *disagreements(devices, learner.get("account", {})),
+            *(fault for player in stage.players for fault in player.faults),
+        ),
         learner=learner,
     )
 
@@ -176,7 +186,7 @@ class _Stage:
     def _actor(self, name: str, logs: Path) -> Player:
         counts = self._folder / "counts" / name
         counts.mkdir(parents=True)
-        rate = str(self._config.steps_per_s)
+        rate = str(self._config.steps_per_s * (_HASTE if name == self._config.dropper else 1))
         return Player(name, folder=logs, environment={COUNTS_VARIABLE: str(counts), RATE_VARIABLE: rate})
 
     @property
@@ -337,8 +347,9 @@ class _Stage:
         return self.kind.words(self._epoch)
 
     def _start_actor(self, name: str, *words: str) -> None:
-        # Every second spool is so small that a longer fault fills it.
-        small = ("--spool-mib", str(_ODD_SPOOL_MIB)) if self._config.devices.index(name) % 2 else ()
+        # Every second spool is so small that a longer fault fills it, and one of these drops its oldest blocks then.
+        small = ["--spool-mib", str(_ODD_SPOOL_MIB)] if self._config.devices.index(name) % 2 else []
+        small += ["--when-full", "drop-oldest"] if name == self._config.dropper else []
         self.actors[name].start([
             sys.executable, "-m", "quarl_device.cli", "run", "--broker", self._url(name), "--fleet", FLEET,
             "--id", name, "--env", f"quarl_edge.soak.environment:{ENV_ID}", "--die-with-parent",

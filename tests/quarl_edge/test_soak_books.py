@@ -13,7 +13,15 @@ from quarl_device.actor.recorder import Recorder
 from quarl_device.wire.block import BlockCodec
 from quarl_device.wire.loss import encode_loss
 from quarl_edge.replay.journal import Journal
-from quarl_edge.soak.books import STEP_NUMBERS, StoredBlock, balance, read_counts, read_journal, reward_of
+from quarl_edge.soak.books import (
+    STEP_NUMBERS,
+    StoredBlock,
+    balance,
+    disagreements,
+    read_counts,
+    read_journal,
+    reward_of,
+)
 from quarl_edge.soak.learner import soak_spec
 
 STEPS = 16
@@ -115,6 +123,16 @@ def test_what_is_said_to_be_lost_is_dropped_also_where_no_block_follows():
     short = dataclasses.replace(lost, first_step=2 * STEPS)
     assert "missing before it" in close([first, second, short], made=4 * STEPS).faults[0]
     assert third.sequence == 2
+
+
+def test_an_account_of_the_learner_that_is_not_the_journals_is_wrong():
+    first, _, third = life("a", 3)
+    books = close([first, dataclasses.replace(third, declared=((1, 1),))], made=3 * STEPS)
+    right = {"stored_steps": 2 * STEPS, "lost_steps": STEPS}
+    assert disagreements([books], {"pi": right}) == disagreements([books], {}) == ()
+    for name in right:
+        [fault] = disagreements([books], {"pi": {**right, name: 5}})
+        assert fault.startswith(f"pi: the learner's account says {name} 5, the journal")
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -51,6 +51,10 @@ class Speaker:
     def _state(self, now_s: float) -> DeviceState:
         acting, standstill = self._shared.acting, self._shared.standstill
         blocked = standstill.lasting(now_s)
+        absent_s = self._shared.session.absent_s
+        if blocked.startswith("spool full") and absent_s:
+            # The learner may have been gone for long before the spool was full.
+            blocked += f" since {time.strftime('%H:%M:%S', time.gmtime(time.time() - absent_s))} UTC"
         return DeviceState(
             status="online",
             device=self._config.name,

@@ -294,6 +294,17 @@ class DiskSpool:
             self._remove(segment)
         return holdings.dropped_blocks - before
 
+    def give_up(self, boot_id: str = "") -> None:
+        """Lose all blocks of a life, or of all lives, and their files; what they were is on disk when this returns."""
+        for segment in self._holdings.segments:
+            if not boot_id or segment.life == boot_id:
+                for entry in list(segment.entries()):
+                    self._holdings.lose(segment, entry)
+        if not self._keep_losses():
+            self._write_fault = self._appender.fault or "what is lost cannot be noted"
+            return
+        self._tidy()
+
     def _tidy(self) -> None:
         """Remove the files at the beginning that hold nothing, but for the one that is written."""
         segments = self._holdings.segments
