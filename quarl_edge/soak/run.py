@@ -16,12 +16,13 @@ from quarl_device.errors import QuarlError
 from quarl_device.testing.packet_faults import FaultyPackets, PacketFaults
 from quarl_device.testing.tcp_proxy import TcpProxy
 from quarl_device.wire.keys import LearnerKey
-from quarl_edge.soak.books import DeviceBooks, balance, disagreements, read_counts, read_journal
+from quarl_edge.soak.books import DeviceBooks, StoredBlock, balance, disagreements, read_counts, read_journal
 from quarl_edge.soak.cast import Broker, Player
 from quarl_edge.soak.environment import COUNTS_VARIABLE, ENV_ID, RATE_VARIABLE
 from quarl_edge.soak.learner import soak_spec
 from quarl_edge.soak.learners import FLEET, Learner
-from quarl_edge.soak.schedule import LEARNER, Fault, make_schedule
+from quarl_edge.soak.rollback import roll_back
+from quarl_edge.soak.schedule import KINDS, LEARNER, LEARNER_RESTORED, Fault, make_schedule
 
 _RECOVERY_S = 90.0
 _START_S = 300.0  # TensorFlow on a busy machine
@@ -64,6 +65,11 @@ class SoakConfig:
     def dropper(self) -> str:
         """The actor that gives up its oldest blocks when its spool is full, "" if there is but one actor."""
         return self.devices[1] if self.actors > 1 else ""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """All kinds of fault that its learner knows: one that trains has a journal that only its checkpoints cut."""
+        return tuple(kind for kind in KINDS if not (self.trains and kind == LEARNER_RESTORED))
 
     @property
     def recovery_s(self) -> float:
@@ -124,7 +130,7 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         config.seed,
         seconds=config.seconds,
         devices=config.devices,
-        only=config.only,
+        only=config.only or config.kinds,
         learner_rest_s=_TRAINER_REST_S if config.trains else 0.0,
     )
     stage = _Stage(config, folder)
@@ -143,7 +149,9 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         made=stage.made(),
         kills={player.name: player.kills for player in stage.actors.values()},
         block_steps=config.block_steps,
+        rolled_back=stage.rolled_back,
     )
+    accounts = learner.get("account", {})
     return SoakReport(
         seconds=seconds,
         recovery_s=recovery_s,
@@ -154,7 +162,7 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         returns=sum(player.returns for player in stage.players),
         wrong=(
             *wrong,
-            *disagreements(devices, learner.get("account", {})),
+            *disagreements(devices, accounts, restored=bool(stage.rolled_back)),
             *(fault for player in stage.players for fault in player.faults),
         ),
         learner=learner,
@@ -173,6 +181,7 @@ class _Stage:
         self._config = config
         self._folder = folder
         self._epoch = int(time.time())
+        self.rolled_back: list[StoredBlock] = []
         self._random = random.Random(config.seed)  # noqa: S311 - faults, no secrets
         logs = folder / "logs"
         logs.mkdir(parents=True)
@@ -281,7 +290,7 @@ class _Stage:
         match fault.kind:
             case "broker kill":
                 self.broker.kill()
-            case "learner kill" | "actor kill":
+            case "learner kill" | "actor kill" | "learner restored":
                 self._player(fault).kill()
             case "learner disk full" | "actor disk full":
                 self._player(fault).fill_disk(True)
@@ -315,6 +324,9 @@ class _Stage:
         match fault.kind:
             case "broker kill":
                 self.broker.start(forget=bool(fault.amount))
+            case "learner restored":
+                self.rolled_back += roll_back(self.kind.journal, soak_spec(), share=fault.amount)
+                self._start_learner()
             case "learner kill":
                 self._start_learner()
             case "actor kill":

@@ -23,6 +23,7 @@ from quarl_edge.soak.books import (
     reward_of,
 )
 from quarl_edge.soak.learner import soak_spec
+from quarl_edge.soak.rollback import roll_back
 
 STEPS = 16
 
@@ -123,6 +124,44 @@ def test_what_is_said_to_be_lost_is_dropped_also_where_no_block_follows():
     short = dataclasses.replace(lost, first_step=2 * STEPS)
     assert "missing before it" in close([first, second, short], made=4 * STEPS).faults[0]
     assert third.sequence == 2
+
+
+def test_what_a_restored_learner_forgot_is_no_unfinished_block_and_bounded_by_what_was_stored():
+    first, second, third, fourth = life("a", 4)
+    other = life("b", 2)
+
+    def closed(stored, rolled_back, made):
+        [books] = balance(stored, made={"pi": made}, kills={"pi": 0}, block_steps=STEPS, rolled_back=rolled_back)
+        return books
+
+    # The end of one life and the whole of another were freed by their actor, and are gone.
+    books = closed([first, second], [third, fourth, *other], 6 * STEPS)
+    assert (books.stored, books.forgotten, books.declared_dropped, books.faults) == (2 * STEPS, 4 * STEPS, 0, ())
+    # One that still comes says what will not come any more.
+    late = dataclasses.replace(fourth, declared=((0, 2),))
+    books = closed([first, late], [second, third], 4 * STEPS)
+    assert (books.stored, books.forgotten, books.declared_dropped, books.faults) == (2 * STEPS, 0, 2 * STEPS, ())
+    # What its actor had kept and sends again is stored.
+    assert closed([first, second, third, fourth], [third, fourth], 4 * STEPS).forgotten == 0
+    assert "nowhere" in closed([first, second], [third], 4 * STEPS).faults[0]
+
+
+def test_a_journal_is_rolled_back_by_its_newest_records(tmp_path):
+    blocks = [payload([n + 1], sequence=n, first_step=n) for n in range(10)]
+    assert len(stored(tmp_path, *blocks)) == 10
+    gone = roll_back(tmp_path / "journal", soak_spec(), share=0.35)
+    assert [block.sequence for block in gone] == [7, 8, 9]
+    assert [block.sequence for block in read_journal(tmp_path / "journal", soak_spec())] == list(range(7))
+    assert roll_back(tmp_path / "journal", soak_spec(), share=0.1) == ()
+
+
+def test_a_restored_learner_may_not_know_what_came_before_it_met_a_life():
+    first, _, third = life("a", 3)
+    books = close([first, dataclasses.replace(third, declared=((1, 1),))], made=3 * STEPS)
+    less = {"stored_steps": 2 * STEPS, "lost_steps": 0}
+    assert disagreements([books], {"pi": less})
+    assert disagreements([books], {"pi": less}, restored=True) == ()
+    assert disagreements([books], {"pi": {**less, "lost_steps": 3 * STEPS}}, restored=True)
 
 
 def test_an_account_of_the_learner_that_is_not_the_journals_is_wrong():
