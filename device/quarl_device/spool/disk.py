@@ -5,8 +5,7 @@ says what survives a power cut. Files of one life follow those of the life befor
 they came, so what is free is always the beginning: whole files go once nothing in them is held, and a `FREED` record
 now and then lets a restart begin about there. What is sent again nevertheless, the learner knows.
 
-What will never come is told to the learner by a loss in its place (`holdings`, `wire/loss`). Its record is written
-before the file goes that held the blocks: until then they are there, and a restart delivers them instead.
+What will never come is told to the learner by a loss in its place (`holdings`, `wire/loss`; on disk: `notes`).
 
 A disk that refuses costs nothing: the block that could not be written stays in memory, `fault` says why, and `upkeep`
 tries again. Who looks at `fault` makes no more blocks meanwhile.
@@ -14,7 +13,6 @@ tries again. Who looks at `fault` makes no more blocks meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 from collections.abc import Callable
@@ -26,16 +24,14 @@ from quarl_device.spool.appender import Appender
 from quarl_device.spool.config import SpoolConfig
 from quarl_device.spool.directory import SpoolLock, set_aside
 from quarl_device.spool.holdings import Holdings, Waiting
+from quarl_device.spool.notes import Notes
 from quarl_device.spool.reader import NotNow, Reader
-from quarl_device.spool.records import BLOCK, FREED, HEADER_BYTES, encode_header, encode_loss, read_header
+from quarl_device.spool.records import BLOCK, HEADER_BYTES, encode_header, read_header
 from quarl_device.spool.recovery import Recovered, recover
 from quarl_device.spool.segment import Place, Segment
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 1.0
-_MARK_S = 5.0  # between notes of what is freed: 56 bytes each
-_LIVES_BETWEEN_SYNCS = 8
-"""A power cut brings back what was freed since the last fsync: no more lives than a learner remembers (16)."""
 
 
 class DiskSpool:
@@ -64,9 +60,7 @@ class DiskSpool:
         self._reader = Reader()
         self._task = _fingerprint("")
         self._write_fault = ""
-        self._retry_s = self._marked_s = 0.0
-        self._last_freed: tuple[str, int] | None = None  # that no record says yet
-        self._lives_freed = 0  # since the last fsync
+        self._retry_s = 0.0
         self._next_step = 0
         self.recovered = self._open()
         if boot_id in {segment.life for segment in self.recovered.segments}:
@@ -74,7 +68,7 @@ class DiskSpool:
             raise UsageError(f"boot id {boot_id} was used before: every life needs its own")
         self._number = self.recovered.next_number
         self._holdings = Holdings(boot_id, self.recovered.segments, self.recovered.losses)
-        self._said = dict(self.recovered.said)
+        self._notes = Notes(self._holdings, self._appender, begin_file=self._begin_file, said=self.recovered.said)
         if self.recovered.blocks or self.recovered.dropped_blocks or self.recovered.losses:
             _LOG.warning("spool %s: %s", directory, self.recovered)
         self._settle()
@@ -96,7 +90,7 @@ class DiskSpool:
 
     def _settle(self) -> None:
         """Let go of the files of earlier lives that hold nothing, or nothing that anybody can read."""
-        if self._keep_losses():
+        if self._notes.keep_losses():
             for path in self.recovered.set_aside:
                 set_aside(path)
         self._tidy()
@@ -220,7 +214,7 @@ class DiskSpool:
         )
         try:
             if self._appender.file < 0 or self._appender.size_bytes >= self._config.segment_bytes:
-                self._begin_file(block.sequence, block.first_step)
+                self._begin_file()
                 self._tidy()
             offset = self._appender.append(head, block.payload)
         except OSError as cause:
@@ -235,20 +229,14 @@ class DiskSpool:
         assert header is not None  # noqa: S101  just made
         self._holdings.written(offset, header)
 
-    def _begin_file(self, sequence: int, first_step: int) -> None:
-        """Begin a file, whose first block is the one of `sequence`."""
-        path = self._directory / Place(self._number, self.boot_id, sequence, first_step).name
+    def _begin_file(self) -> None:
+        """Begin a file with the block that waits, or the one that comes next."""
+        block = self._holdings.waiting
+        at = (self._holdings.next, self._next_step) if block is None else (block.sequence, block.first_step)
+        path = self._directory / Place(self._number, self.boot_id, *at).name
         self._appender.begin(path)
         self._holdings.segments.append(Segment(path=path, life=self.boot_id, task=self._task))
         self._number += 1
-
-    def _append(self, head: bytes, payload: bytes = b"") -> None:
-        """Write a record that is no block; with no file to write to it begins one."""
-        if self._appender.file < 0:
-            block = self._holdings.waiting
-            place = (self._holdings.next, self._next_step) if block is None else (block.sequence, block.first_step)
-            self._begin_file(*place)
-        self._appender.append(head, payload)
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
@@ -258,23 +246,14 @@ class DiskSpool:
         while holdings.delivering == life and (held := holdings.next_held(holdings.base)) is not None:
             if held > durable:
                 break
-            self._last_freed = life, held
+            self._notes.freed(life, held)
             holdings.free_oldest()
             freed += 1
         if freed:
-            self._forget_said()
             self._tidy()
         if self.delivering != life:
-            self._life_is_over()
+            self._notes.life_is_over()
         return freed
-
-    def _life_is_over(self) -> None:
-        """Let no restart deliver a whole life again: after a kill, and of many lives not after a power cut either."""
-        self._mark()
-        self._lives_freed += 1
-        if self._lives_freed >= _LIVES_BETWEEN_SYNCS:
-            self._appender.sync_job()()
-            self._lives_freed = 0
 
     def holds_other_task(self, task: str) -> bool:
         """Return whether a block of another task is held. See `Outbox`."""
@@ -288,9 +267,8 @@ class DiskSpool:
         going = holdings.drop_other_tasks(self._task)
         if any(segment is written for segment in going):
             self._appender.end()
-        self._forget_said()
         for segment in going:
-            self._keep_losses(segment.path)
+            self._notes.keep_losses(segment.path)
             self._remove(segment)
         return holdings.dropped_blocks - before
 
@@ -300,7 +278,7 @@ class DiskSpool:
             if not boot_id or segment.life == boot_id:
                 for entry in list(segment.entries()):
                     self._holdings.lose(segment, entry)
-        if not self._keep_losses():
+        if not self._notes.keep_losses():
             self._write_fault = self._appender.fault or "what is lost cannot be noted"
             return
         self._tidy()
@@ -309,27 +287,9 @@ class DiskSpool:
         """Remove the files at the beginning that hold nothing, but for the one that is written."""
         segments = self._holdings.segments
         while segments and not len(segments[0]) and (len(segments) > 1 or self._appender.file < 0):
-            if not self._keep_losses(segments[0].path):
+            if not self._notes.keep_losses(segments[0].path):
                 return
             self._remove(segments.popleft())
-
-    def _keep_losses(self, going: Path | None = None) -> bool:
-        """Bring the losses to disk that no record tells, or one in a file that is `going`; returns whether all are."""
-        unsaid = [loss for loss in self._holdings.losses if self._said.get(loss, going) == going]
-        if not unsaid:
-            return True
-        try:
-            for loss in unsaid:
-                self._append(*encode_loss(loss))
-                self._said[loss] = self._holdings.segments[-1].path
-        except OSError as cause:
-            _LOG.error("spool %s: what is lost cannot be noted: %s", self._directory, cause.strerror)
-            return False
-        self._appender.sync_job()()
-        return not self._appender.fault
-
-    def _forget_said(self) -> None:
-        self._said = {loss: path for loss, path in self._said.items() if loss in self._holdings.losses}
 
     def _remove(self, segment: Segment) -> None:
         self._reader.forget(segment.path)
@@ -345,30 +305,18 @@ class DiskSpool:
         if self._write_fault and now_s >= self._retry_s:
             self._retry_s = now_s + _RETRY_S
             self._write()
-        # Whatever the policy of syncing: a restart after a kill is to begin about there, too.
-        if now_s - self._marked_s >= _MARK_S:
-            self._marked_s = now_s
-            self._mark()
+        self._notes.mark_if_due(now_s)
         if not self._appender.sync_is_due(now_s):
             return None
-        self._mark()
+        self._notes.mark()
         return self._appender.sync_job()
-
-    def _mark(self) -> None:
-        """Note how far blocks are freed, where anything could come again."""
-        if self._last_freed is None or not self._holdings.segments:
-            return
-        (life, sequence), self._last_freed = self._last_freed, None
-        # Without it a restart sends more than it has to, which hurts nobody.
-        with contextlib.suppress(OSError):
-            self._append(encode_header(kind=FREED, life=life, sequence=sequence))
 
     def close(self) -> None:
         """Write and sync what there is, and let another process have the spool. A second call does nothing."""
         if not self._lock.taken:
             return
         self._write()
-        self._mark()
+        self._notes.mark()
         if not len(self):
             self._appender.end()
             self._tidy()
