@@ -242,14 +242,10 @@ class DiskSpool:
 
     def free(self, durable: int) -> int:
         """Forget every block of the delivered life up to and including `durable`; return how many."""
-        holdings, life, freed = self._holdings, self.delivering, 0
-        while holdings.delivering == life and (held := holdings.next_held(holdings.base)) is not None:
-            if held > durable:
-                break
-            self._notes.freed(life, held)
-            holdings.free_oldest()
-            freed += 1
+        life = self.delivering
+        freed, last = self._holdings.free(durable)
         if freed:
+            self._notes.freed(life, last)
             self._tidy()
         if self.delivering != life:
             self._notes.life_is_over()

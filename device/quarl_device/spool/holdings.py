@@ -69,7 +69,7 @@ class Holdings:
     @property
     def delivering(self) -> str:
         """See `Outbox`."""
-        segment = self.oldest_segment()
+        segment = self.segments[0] if self.segments and len(self.segments[0]) else self.oldest_segment()
         if not self.losses:
             return self.boot_id if segment is None else segment.life
         life = self.losses[0].life
@@ -78,7 +78,7 @@ class Holdings:
     @property
     def base(self) -> int:
         """See `Outbox`."""
-        segment, loss = next(self._segments_now(), None), next(self._losses_now(), None)
+        segment, loss = next(self._segments_now(), None), next(iter(self._losses_now()), None)
         firsts = [] if segment is None else [segment.first]
         firsts += [] if loss is None else [loss.first]
         if firsts:
@@ -131,7 +131,9 @@ class Holdings:
         life = self.delivering
         return (segment for segment in self.segments if len(segment) and segment.life == life)
 
-    def _losses_now(self) -> Iterator[Loss]:
+    def _losses_now(self) -> Iterable[Loss]:
+        if not self.losses:
+            return ()
         life = self.delivering
         return (loss for loss in self.losses if loss.life == life)
 
@@ -164,16 +166,27 @@ class Holdings:
         """Return the file with the oldest block that is on disk."""
         return next((segment for segment in self.segments if len(segment)), None)
 
-    def free_oldest(self) -> None:
-        """Hold the oldest block or loss of the delivered life no longer: it is safe elsewhere."""
-        sequence = self.next_held(self.base)
-        found = None if sequence is None else self.find(sequence)
-        if isinstance(found, Loss):
-            self.losses.remove(found)
-        elif isinstance(found, Waiting):
-            self.waiting = None
-        elif found is not None:
-            self.held_bytes -= found[0].pop_first().size_bytes
+    def free(self, durable: int) -> tuple[int, int]:
+        """Hold what the delivered life has up to a sequence no longer: it is safe elsewhere.
+
+        Returns:
+            How many blocks and losses that were, and the last of their sequences.
+        """
+        life, freed, last = self.delivering, 0, -1
+        for segment in self.segments:
+            if segment.life == life:
+                while len(segment) and segment.first <= durable:
+                    last = segment.first
+                    self.held_bytes -= segment.pop_first().size_bytes
+                    freed += 1
+                if len(segment):
+                    break
+        done = [loss for loss in self.losses if loss.life == life and loss.last <= durable]
+        self.losses = [loss for loss in self.losses if loss not in done] if done else self.losses
+        freed, last = freed + len(done), max([last, *(loss.last for loss in done)])
+        if self.waiting is not None and life == self.boot_id and self.waiting.sequence <= durable:
+            freed, last, self.waiting = freed + 1, self.waiting.sequence, None
+        return freed, last
 
     def lose(self, segment: Segment, entry: Entry) -> None:
         """Hold a block no longer that will never come, and a loss in its place."""
