@@ -23,7 +23,8 @@ from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET
 from quarl_device.output import write_result
-from quarl_device.spool.command import (
+from quarl_device.spool.command import add_spool
+from quarl_device.spool.options import (
     add_spool_bench_options,
     add_spool_options,
     bench_spool,
@@ -124,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--format", choices=("text", "json"), default="text")
     bench.set_defaults(command=_bench)
     add_inspect(commands)
+    add_spool(commands)
     return parser
 
 

@@ -39,10 +39,12 @@ def soak(
     """Kill, cut off and starve real processes on this machine, and check that every step is accounted for.
 
     A Mosquitto, a learner that stores and acknowledges (the real ingest and journal), and actors with spools on disk,
-    each behind a proxy. By the seed come kills of the broker (with and without its memory), the learner and actors,
-    full disks, and links that are cut, silent, slow or lossy. Then, per device: steps that its environments made =
-    stored + declared dropped + unfinished (of a block that a kill took out of memory: one a kill at most), and no
-    block is stored twice. Exit 0 only if that holds; what is left, with logs, is kept otherwise.
+    each behind a proxy; one actor drops its oldest blocks when its spool is full. By the seed come kills of the broker
+    (with and without its memory), the learner and actors, a learner restored from an older state, full disks, and links
+    that are cut, silent, slow or lossy. Then, per device: steps that its environments made = stored + declared dropped
+    + forgotten (by a learner that was restored) + unfinished (of a block that a kill took out of memory: one a kill at
+    most), no block is stored twice, and the learner's own account says the same. Exit 0 only if that holds; what is
+    left, with logs, is kept otherwise.
 
     Examples:
       quarl-edge bench soak --seconds 60 --seed 7
@@ -100,7 +102,8 @@ def _show(report: SoakReport, told: dict[str, Any], output: Format) -> None:
     for books in report.devices:
         write_line(
             f"{books.device}: made {books.made:,} = stored {books.stored:,} + dropped {books.declared_dropped:,} + "
-            f"unfinished {books.unfinished:,} ({books.kills} kills); {books.blocks:,} blocks of {books.lives} lives, "
+            f"forgotten {books.forgotten:,} + unfinished {books.unfinished:,} ({books.kills} kills); "
+            f"{books.blocks:,} blocks of {books.lives} lives, "
             f"{books.duplicates} duplicates"
         )
     for fault in report.faults_found[:_SHOWN_FAULTS]:

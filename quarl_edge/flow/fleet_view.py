@@ -6,9 +6,10 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from quarl_device.actor.backlog import BACKLOG_BLOCKS, Backlog, Delivery
 from quarl_device.errors import QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.wire.learner_telemetry import Lag, LearnerTelemetry
@@ -26,11 +27,13 @@ class DeviceView:
         state: its last birth or death.
         telemetry: its last telemetry of that life.
         heard_s: monotonic time of the last message that was said just then; `None` while all is retained.
+        backlog: how what waits there shrinks.
     """
 
     state: DeviceState
     telemetry: Telemetry | None = None
     heard_s: float | None = None
+    backlog: Backlog = field(default_factory=Backlog)
 
 
 class FleetView:
@@ -129,6 +132,7 @@ class FleetView:
         }
         if told is not None:
             row |= {k: v for k, v in dataclasses.asdict(told).items() if k != "boot_id"}
+            row |= _delivery_row(view.backlog.delivery if told.blocks_pending > BACKLOG_BLOCKS else None)
         return row
 
     def _lag(self, name: str) -> dict[str, Any] | None:
@@ -170,6 +174,7 @@ class FleetView:
             state=state,
             telemetry=known.telemetry if known is not None and same else None,
             heard_s=heard_s if message.retain else self._clock(),
+            backlog=known.backlog if known is not None and same else Backlog(),
         )
 
     def _on_telemetry(self, message: Message) -> None:
@@ -177,6 +182,15 @@ class FleetView:
         told = Telemetry.decode(message.payload)
         if known is not None and known.state.boot_id == told.boot_id:
             known.telemetry, known.heard_s = told, self._clock()
+            known.backlog.note(told.spool_bytes, known.heard_s)
+
+
+def _delivery_row(delivery: Delivery | None) -> dict[str, Any]:
+    """Return how a backlog is delivered; both are null where there is none, the end also where none is in sight."""
+    if delivery is None:
+        return {"delivered_bytes_per_s": None, "delivered_in_s": None}
+    left_s = None if delivery.left_s is None else round(delivery.left_s, 1)
+    return {"delivered_bytes_per_s": round(delivery.bytes_per_s, 1), "delivered_in_s": left_s}
 
 
 def _standing(birth: LearnerBirth | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quarl_device.actor.backlog import lasting
 from quarl_device.wire.strict_json import one_line
 
 if TYPE_CHECKING:
@@ -16,7 +17,19 @@ SILENT_S = 5.0
 MAX_CELL, MAX_LINE = 60, 400
 """Characters that are shown of what others said."""
 
-_COLUMNS = ("device", "heard", "steps/s", "steps", "behind", "pending", "spool", "resent", "dropped", "stands still")
+_COLUMNS = (
+    "device",
+    "heard",
+    "steps/s",
+    "steps",
+    "behind",
+    "pending",
+    "spool",
+    "delivered in",
+    "resent",
+    "dropped",
+    "stands still",
+)
 
 
 def render(snapshot: Mapping[str, Any]) -> RenderableType:
@@ -69,7 +82,7 @@ def _cells(actor: Mapping[str, Any]) -> list[str]:
     if actor["status"] == "gone":
         return [actor["device"], "gone", *["-"] * (len(_COLUMNS) - 3), blocked]
     if "steps" not in actor:
-        return [actor["device"], _ago(actor["heard_s"]), "-", "-", shown, *["-"] * 4, blocked]
+        return [actor["device"], _ago(actor["heard_s"]), "-", "-", shown, *["-"] * 5, blocked]
     return [
         actor["device"],
         _ago(actor["heard_s"]),
@@ -78,10 +91,18 @@ def _cells(actor: Mapping[str, Any]) -> list[str]:
         shown,
         f"{actor['blocks_pending']:,}",
         _size(actor.get("spool_bytes", 0)),
+        _delivery(actor),
         f"{actor['blocks_resent']:,}",
         f"{actor['blocks_dropped']:,}",
         blocked,
     ]
+
+
+def _delivery(actor: Mapping[str, Any]) -> str:
+    rate, left_s = actor.get("delivered_bytes_per_s"), actor.get("delivered_in_s")
+    if rate is None:
+        return ""
+    return "no end" if left_s is None else f"{lasting(left_s)} ({_size(rate)}/s)"
 
 
 def _ago(heard_s: float | None) -> str:

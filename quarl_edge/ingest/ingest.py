@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
+from quarl_device.wire.block_stamp import Stamp
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, check_incoming
+from quarl_device.wire.loss import read_loss
 from quarl_device.wire.messages import Ack
 from quarl_edge.flow.lag import LagBound, PolicyLag
 from quarl_edge.ingest.credit import Credit
@@ -212,11 +214,44 @@ class Ingest:
         with self._lock:
             try:
                 check_incoming(len(payload), MAX_BLOCK_BYTES, what="block")
-                block = self._codec.decode(payload)
+                loss = read_loss(payload)
+                block = self._codec.decode(payload) if loss is None else None
             except PayloadRefused as error:
                 self._refuse(device, payload, error)
                 return None
-            return self._take(device, payload, block)
+            if block is not None:
+                return self._take(device, payload, block)
+            return None if loss is None else self._take_loss(device, payload, loss)
+
+    def _take_loss(self, device: str, payload: bytes, loss: Stamp) -> Verdict | None:
+        """Count what an actor says to be lost: journalled and acknowledged as a block, since it is told once."""
+        verdict = self.sessions.examine(device, loss.boot_id, loss.sequence, loss.base, loss.dropped)
+        if verdict is Verdict.ACCEPT and not self._credit.covers(device, loss.boot_id):
+            verdict = Verdict.GAP
+        if verdict is not Verdict.ACCEPT:
+            self._pass_over(device, loss, verdict)
+            return verdict
+        if not self._store(device, payload):
+            return None
+        lost = self.sessions.lose(device, loss)
+        if lost:
+            self._losses.warning("%d steps of %s up to block %d are lost on the device", lost, device, loss.sequence)
+        self._credit.join(device, loss.boot_id)
+        return verdict
+
+    def _store(self, device: str, payload: bytes) -> bool:
+        """Write a payload to the journal, or say why not; returns whether it is there."""
+        try:
+            self._journal.append(device, payload)
+        except JournalError as error:
+            if not self.blocked:
+                _LOG.error("experience is not stored: %s", error)
+            self.blocked = str(error)
+            return False
+        if self.blocked:
+            _LOG.warning("experience is stored again")
+            self.blocked = ""
+        return True
 
     def _take(self, device: str, payload: bytes, block: Block) -> Verdict | None:
         verdict = self.sessions.examine(device, block.boot_id, block.sequence, block.base, block.dropped)
@@ -231,16 +266,8 @@ class Ingest:
         if not self._credit.covers(device, block.boot_id):
             self._pass_over(device, block, Verdict.GAP)
             return Verdict.GAP
-        try:
-            self._journal.append(device, payload)
-        except JournalError as error:
-            if not self.blocked:
-                _LOG.error("experience is not stored: %s", error)
-            self.blocked = str(error)
+        if not self._store(device, payload):
             return None
-        if self.blocked:
-            _LOG.warning("experience is stored again")
-            self.blocked = ""
         lost = self.sessions.accept(
             device, block.boot_id, block.dropped, first_step=block.first_step, steps=block.transitions
         )
@@ -259,7 +286,7 @@ class Ingest:
         self._counts["env_steps"] += block.transitions
         return len(transitions)
 
-    def _pass_over(self, device: str, block: Block, verdict: Verdict) -> None:
+    def _pass_over(self, device: str, block: Block | Stamp, verdict: Verdict) -> None:
         self._counts["duplicates" if verdict is Verdict.DUPLICATE else "gaps"] += 1
         # Its ack was lost, or the device does not know what is missing: say it again.
         self._credit.join(device, block.boot_id)
@@ -372,6 +399,10 @@ class Ingest:
 
     def _replay_record(self, device: str, payload: bytes) -> int:
         try:
+            loss = read_loss(payload)
+            if loss is not None:
+                self._replay_loss(device, loss)
+                return 0
             block = self._codec.decode(payload)
         except PayloadRefused as error:
             raise JournalError(
@@ -392,6 +423,11 @@ class Ingest:
             _LOG.warning("the journal holds block %s/%s/%d twice", device, block.boot_id, block.sequence)
             return 0
         return self._insert(device, block)
+
+    def _replay_loss(self, device: str, loss: Stamp) -> None:
+        before = ((loss.base, loss.sequence - 1),) if loss.base < loss.sequence else ()
+        if self.sessions.examine(device, loss.boot_id, loss.sequence, loss.base, before) is Verdict.ACCEPT:
+            self.sessions.lose(device, loss)
 
     def _segment_snapshot(self) -> tuple[int, Mapping[str, Any]]:
         return self.replay.inserted, {"sessions": self.sessions.snapshot(), "counters": dict(self._counts)}

@@ -18,9 +18,10 @@ Rules:
 
 The account of a device: every block says how many steps its life had made before it (`first_step`), so what lies
 between two blocks that this learner met and was not stored is known in steps, whatever the reason; so is what comes
-before the first one it met where that is number 0, and a refused block that could be read. Not known are steps before
-the first block that was met of a life that began before (they may be stored by an earlier learner), after the last, and
-of lives that were never met.
+before the first one it met where that is number 0, and a refused block that could be read. What an actor gave up or
+lost it tells in the place of the last of those blocks (`wire/loss`): at a life's head, at its end, and of lives of
+which nothing else is left. Not known are steps that an earlier learner acknowledged, and those of the block that was
+being made when a kill came.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quarl_device.errors import JournalError
+from quarl_device.wire.block_stamp import Stamp
 from quarl_device.wire.messages import Ack
 
 MAX_DEVICES = 4_096
@@ -91,7 +93,7 @@ class _Life:
         return expected - start
 
     def account(self, first_step: int | None, steps: int) -> int:
-        """Move on to the end of a block that is done with; returns the steps before it that were not stored."""
+        """Move on to the end of what is done with; returns the steps before it that were not stored."""
         if self.step is None and self.expected == 0:
             self.step = 0  # a life begins with its first block, whether that can be read or not
         if first_step is None:
@@ -223,6 +225,25 @@ class SessionTable:
         self._done_with(known, life, dropped)
         known.lost_steps += lost
         known.stored_steps += steps
+        return lost
+
+    def lose(self, device: str, loss: Stamp) -> int:
+        """Count the blocks that an actor says to be lost; `examine` found the last of them to be next.
+
+        Returns:
+            Steps in them, and between them and the block before, that never came.
+        """
+        known = self._devices[device]
+        life = known.lives[loss.boot_id]
+        steps = loss.lost_steps or 0
+        if life.step is None:
+            # Of what came before a life was met its actor knows what no learner has.
+            life.step = loss.first_step
+        end_step = loss.first_step + steps
+        lost = life.account(max(life.step, end_step), 0)
+        known.lost_blocks += 1
+        known.lost_steps += lost
+        self._done_with(known, life, loss.dropped)
         return lost
 
     def admit(

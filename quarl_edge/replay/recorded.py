@@ -14,6 +14,7 @@ from quarl_device.contract import PolicyContract
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import BlockCodec
 from quarl_device.wire.block_spec import Block, BlockSpec
+from quarl_device.wire.loss import read_loss
 from quarl_edge.replay.segments import iterate
 
 MAX_OBSERVATIONS = 10_000
@@ -51,6 +52,8 @@ def recorded_observations(journal: Path, contract: PolicyContract, *, most: int 
     count, episodes = 0, _Episodes()
     for record in iterate(journal):
         try:
+            if read_loss(record.payload) is not None:
+                continue
             part = _acted_on(codec.decode(record.payload), episodes)
         except PayloadRefused as cause:
             raise JournalError(f"journal {journal} does not fit the policy: {cause.message}") from cause

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec
+from quarl_device.wire.block_stamp import Stamp
+from quarl_device.wire.loss import read_loss
 from quarl_edge.replay.segments import iterate
 
 COUNT = struct.Struct("<Q")
@@ -34,6 +36,7 @@ class StoredBlock:
         steps: in it.
         declared: ranges of sequences, both ends included, that it says will never come.
         rows_hold: whether its rows are the steps after `first_step`, one after the other.
+        lost: it is no block, but says that the one of its number will never come either; no step is in it.
     """
 
     device: str
@@ -43,6 +46,7 @@ class StoredBlock:
     steps: int
     declared: tuple[tuple[int, int], ...] = ()
     rows_hold: bool = True
+    lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,8 @@ class DeviceBooks:
         made: counted by its environments.
         stored: in the journal, each once.
         declared_dropped: between stored blocks of a life, in blocks that their actor declared dropped.
+        forgotten: after the last block that is stored of a life, stored once, and gone with what a learner that was
+            restored from an older state did not know any more; what of that lies before is declared.
         unfinished: made, but in no block that was ever written: what a kill takes out of an actor's memory.
         kills: of its actor.
         lives: with stored blocks.
@@ -66,6 +72,7 @@ class DeviceBooks:
     made: int
     stored: int
     declared_dropped: int
+    forgotten: int
     unfinished: int
     kills: int
     lives: int
@@ -93,16 +100,41 @@ def read_journal(directory: Path, spec: BlockSpec) -> Iterator[StoredBlock]:
     """
     codec = BlockCodec(spec)
     for record in iterate(directory):
-        block = codec.decode(record.payload)
-        yield StoredBlock(
-            device=record.device,
-            boot_id=block.boot_id,
-            sequence=block.sequence,
-            first_step=block.first_step,
-            steps=block.transitions,
-            declared=((0, block.base - 1), *block.dropped) if block.base else tuple(block.dropped),
-            rows_hold=_rows_hold(block),
-        )
+        yield stored_block(record.device, record.payload, codec)
+
+
+def stored_block(device: str, payload: bytes, codec: BlockCodec) -> StoredBlock:
+    """Return what the books need of one payload.
+
+    Raises:
+        PayloadRefused: it does not hold.
+    """
+    loss = read_loss(payload)
+    if loss is not None:
+        return _lost(device, loss)
+    block = codec.decode(payload)
+    return StoredBlock(
+        device=device,
+        boot_id=block.boot_id,
+        sequence=block.sequence,
+        first_step=block.first_step,
+        steps=block.transitions,
+        declared=((0, block.base - 1), *block.dropped) if block.base else tuple(block.dropped),
+        rows_hold=_rows_hold(block),
+    )
+
+
+def _lost(device: str, loss: Stamp) -> StoredBlock:
+    below = ((0, loss.base - 1),) if loss.base else ()
+    return StoredBlock(
+        device=device,
+        boot_id=loss.boot_id,
+        sequence=loss.sequence,
+        first_step=loss.first_step + (loss.lost_steps or 0),
+        steps=0,
+        declared=(*below, *loss.dropped, (loss.sequence, loss.sequence)),
+        lost=True,
+    )
 
 
 def _rows_hold(block: Block) -> bool:
@@ -111,7 +143,12 @@ def _rows_hold(block: Block) -> bool:
 
 
 def balance(
-    stored: Iterable[StoredBlock], *, made: Mapping[str, int], kills: Mapping[str, int], block_steps: int
+    stored: Iterable[StoredBlock],
+    *,
+    made: Mapping[str, int],
+    kills: Mapping[str, int],
+    block_steps: int,
+    rolled_back: Iterable[StoredBlock] = (),
 ) -> tuple[DeviceBooks, ...]:
     """Close the books of every device.
 
@@ -120,14 +157,38 @@ def balance(
         made: steps by device, as its environments counted them.
         kills: of its actor, by device.
         block_steps: rows of a block: a kill takes so many at most, of the one that was not written yet.
+        rolled_back: what was stored, and taken out of the journal again.
     """
     accounts = {device: _Account() for device in made}
     for block in stored:
         accounts.setdefault(block.device, _Account()).add(block)
+    for block in rolled_back:
+        accounts.setdefault(block.device, _Account()).forget(block)
     return tuple(
         account.close(device, made=made.get(device, 0), kills=kills.get(device, 0), block_steps=block_steps)
         for device, account in accounts.items()
     )
+
+
+def disagreements(
+    books: Iterable[DeviceBooks], accounts: Mapping[str, Mapping[str, int]], *, restored: bool = False
+) -> tuple[str, ...]:
+    """Return where the learner's own account of a device is not what the journal says, in words.
+
+    Args:
+        books: closed.
+        accounts: as the learner told them at its end; a device that is not among them is passed over.
+        restored: from an older state: of a life that it met in the middle it cannot know what was before.
+    """
+    found = []
+    for one in books:
+        told = accounts.get(one.device)
+        if told is None:
+            continue
+        for name, right in (("stored_steps", one.stored), ("lost_steps", one.declared_dropped)):
+            if told[name] != right and not (restored and name == "lost_steps" and told[name] < right):
+                found.append(f"{one.device}: the learner's account says {name} {told[name]}, the journal {right}")
+    return tuple(found)
 
 
 @dataclass(slots=True)
@@ -147,6 +208,10 @@ class _Account:
     faults: list[str] = field(default_factory=list)
     lives: dict[str, _Life] = field(default_factory=dict)
     seen: set[tuple[str, int]] = field(default_factory=set)
+    ends: dict[str, int] = field(default_factory=dict)  # steps of a life up to the last block that was ever stored
+
+    def forget(self, block: StoredBlock) -> None:
+        self.ends[block.boot_id] = max(self.ends.get(block.boot_id, 0), block.first_step + block.steps)
 
     def add(self, block: StoredBlock) -> None:
         name = f"block {block.boot_id}/{block.sequence}"
@@ -155,7 +220,7 @@ class _Account:
             self.faults.append(f"{name} is stored twice")
             return
         self.seen.add((block.boot_id, block.sequence))
-        self.blocks += 1
+        self.blocks += not block.lost
         self.stored += block.steps
         if not block.rows_hold:
             self.faults.append(f"{name}: its rows are not the steps from {block.first_step} on")
@@ -165,7 +230,7 @@ class _Account:
 
     def _follow(self, name: str, life: _Life, block: StoredBlock) -> None:
         """Account for what lies between a block and the one before it in its life."""
-        missing = range(life.sequence, block.sequence)
+        missing = range(life.sequence, block.sequence + block.lost)
         steps = block.first_step - life.step
         if block.sequence < life.sequence:
             self.faults.append(f"{name} came after block {life.sequence - 1}")
@@ -177,7 +242,9 @@ class _Account:
             self.dropped += steps
 
     def close(self, device: str, *, made: int, kills: int, block_steps: int) -> DeviceBooks:
-        unfinished = made - self.stored - self.dropped
+        known = {boot_id: life.step for boot_id, life in self.lives.items()}
+        forgotten = sum(max(0, end - known.get(boot_id, 0)) for boot_id, end in self.ends.items())
+        unfinished = made - self.stored - self.dropped - forgotten
         bound = kills * block_steps
         faults = list(self.faults)
         if not made:
@@ -191,6 +258,7 @@ class _Account:
             made=made,
             stored=self.stored,
             declared_dropped=self.dropped,
+            forgotten=forgotten,
             unfinished=unfinished,
             kills=kills,
             lives=len(self.lives),

@@ -16,12 +16,13 @@ from quarl_device.errors import QuarlError
 from quarl_device.testing.packet_faults import FaultyPackets, PacketFaults
 from quarl_device.testing.tcp_proxy import TcpProxy
 from quarl_device.wire.keys import LearnerKey
-from quarl_edge.soak.books import DeviceBooks, balance, read_counts, read_journal
+from quarl_edge.soak.books import DeviceBooks, StoredBlock, balance, disagreements, read_counts, read_journal
 from quarl_edge.soak.cast import Broker, Player
 from quarl_edge.soak.environment import COUNTS_VARIABLE, ENV_ID, RATE_VARIABLE
 from quarl_edge.soak.learner import soak_spec
 from quarl_edge.soak.learners import FLEET, Learner
-from quarl_edge.soak.schedule import LEARNER, Fault, make_schedule
+from quarl_edge.soak.rollback import roll_back
+from quarl_edge.soak.schedule import KINDS, LEARNER, LEARNER_RESTORED, Fault, make_schedule
 
 _RECOVERY_S = 90.0
 _START_S = 300.0  # TensorFlow on a busy machine
@@ -30,6 +31,7 @@ _END_S = 60.0
 _DELIVERIES = 5
 _TICK_S = 0.05
 _ODD_SPOOL_MIB = 1
+_HASTE = 8  # of the actor that drops the oldest: a fault of seconds fills its spool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,16 @@ class SoakConfig:
     def devices(self) -> tuple[str, ...]:
         """Names of the actors."""
         return tuple(f"soak-{index}" for index in range(self.actors))
+
+    @property
+    def dropper(self) -> str:
+        """The actor that gives up its oldest blocks when its spool is full, "" if there is but one actor."""
+        return self.devices[1] if self.actors > 1 else ""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """All kinds of fault that its learner knows: one that trains has a journal that only its checkpoints cut."""
+        return tuple(kind for kind in KINDS if not (self.trains and kind == LEARNER_RESTORED))
 
     @property
     def recovery_s(self) -> float:
@@ -118,7 +130,7 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         config.seed,
         seconds=config.seconds,
         devices=config.devices,
-        only=config.only,
+        only=config.only or config.kinds,
         learner_rest_s=_TRAINER_REST_S if config.trains else 0.0,
     )
     stage = _Stage(config, folder)
@@ -137,7 +149,9 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         made=stage.made(),
         kills={player.name: player.kills for player in stage.actors.values()},
         block_steps=config.block_steps,
+        rolled_back=stage.rolled_back,
     )
+    accounts = learner.get("account", {})
     return SoakReport(
         seconds=seconds,
         recovery_s=recovery_s,
@@ -146,7 +160,11 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         broker_kills=stage.broker.kills,
         learner_kills=stage.learner.kills,
         returns=sum(player.returns for player in stage.players),
-        wrong=(*wrong, *(fault for player in stage.players for fault in player.faults)),
+        wrong=(
+            *wrong,
+            *disagreements(devices, accounts, restored=bool(stage.rolled_back)),
+            *(fault for player in stage.players for fault in player.faults),
+        ),
         learner=learner,
     )
 
@@ -163,6 +181,7 @@ class _Stage:
         self._config = config
         self._folder = folder
         self._epoch = int(time.time())
+        self.rolled_back: list[StoredBlock] = []
         self._random = random.Random(config.seed)  # noqa: S311 - faults, no secrets
         logs = folder / "logs"
         logs.mkdir(parents=True)
@@ -176,7 +195,7 @@ class _Stage:
     def _actor(self, name: str, logs: Path) -> Player:
         counts = self._folder / "counts" / name
         counts.mkdir(parents=True)
-        rate = str(self._config.steps_per_s)
+        rate = str(self._config.steps_per_s * (_HASTE if name == self._config.dropper else 1))
         return Player(name, folder=logs, environment={COUNTS_VARIABLE: str(counts), RATE_VARIABLE: rate})
 
     @property
@@ -271,7 +290,7 @@ class _Stage:
         match fault.kind:
             case "broker kill":
                 self.broker.kill()
-            case "learner kill" | "actor kill":
+            case "learner kill" | "actor kill" | "learner restored":
                 self._player(fault).kill()
             case "learner disk full" | "actor disk full":
                 self._player(fault).fill_disk(True)
@@ -305,6 +324,9 @@ class _Stage:
         match fault.kind:
             case "broker kill":
                 self.broker.start(forget=bool(fault.amount))
+            case "learner restored":
+                self.rolled_back += roll_back(self.kind.journal, soak_spec(), share=fault.amount)
+                self._start_learner()
             case "learner kill":
                 self._start_learner()
             case "actor kill":
@@ -337,8 +359,9 @@ class _Stage:
         return self.kind.words(self._epoch)
 
     def _start_actor(self, name: str, *words: str) -> None:
-        # Every second spool is so small that a longer fault fills it.
-        small = ("--spool-mib", str(_ODD_SPOOL_MIB)) if self._config.devices.index(name) % 2 else ()
+        # Every second spool is so small that a longer fault fills it, and one of these drops its oldest blocks then.
+        small = ["--spool-mib", str(_ODD_SPOOL_MIB)] if self._config.devices.index(name) % 2 else []
+        small += ["--when-full", "drop-oldest"] if name == self._config.dropper else []
         self.actors[name].start([
             sys.executable, "-m", "quarl_device.cli", "run", "--broker", self._url(name), "--fleet", FLEET,
             "--id", name, "--env", f"quarl_edge.soak.environment:{ENV_ID}", "--die-with-parent",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from quarl_device.errors import UsageError
 
 BROKER, LEARNER = "broker", "learner"
+LEARNER_RESTORED = "learner restored"
 LONGEST_S = 25.0
 """A connection that is silent for longer than 1.5 keep-alives (22.5 s) is noticed by its ends."""
 _GAP_S = 1.5
@@ -58,6 +59,10 @@ KINDS = {
     # amount 1: the broker has forgotten everything when it comes back, 0: it finds what it had saved.
     "broker kill": Kind(hits="process", of=(BROKER,), lasts_s=(0.2, 3.0), amount=lambda rng: rng.randrange(2)),
     "learner kill": Kind(hits="process", of=(LEARNER,), lasts_s=(0.2, 3.0)),
+    # amount: share of what it had stored that it knows no more.
+    LEARNER_RESTORED: Kind(
+        hits="process", of=(LEARNER,), lasts_s=(0.2, 3.0), amount=lambda rng: rng.uniform(0.02, 0.3)
+    ),
     "learner disk full": Kind(hits="process", of=(LEARNER,), lasts_s=(1.0, 4.0)),
     "actor kill": Kind(hits="process", of=(_ACTOR,), lasts_s=(0.1, 2.0)),
     # Its rest: the block that waits in memory is tried again every second, and a kill before that would take it along.

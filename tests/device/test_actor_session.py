@@ -272,14 +272,45 @@ def test_it_says_why_it_stands_still():
     grant(session, 9)
     assert session.blocked() == ""
     make(session, 2)
-    assert session.blocked() == "spool full"
+    assert session.blocked() == "spool full: learner slow"
     grant(session, 9, inserted=1, durable=1)
     assert session.blocked() == ""
     make(session, 1)
     session.learner_gone(epoch=1, left=False)
     assert session.blocked() == ""
     make(session, 1)
-    assert session.blocked() == "spool full"
+    assert session.blocked() == "spool full: no learner"
+
+
+def test_a_full_spool_says_what_is_behind_it_and_since_when():
+    session = ready_with(MemoryOutbox(BOOT, max_bytes=2), max_offline_s=100.0)
+    grant(session, 3)
+    make(session, 1)
+    assert drain(session) == [0]
+    make(session, 1)
+    assert session.blocked() == "spool full: learner slow"
+    drain(session)
+    grant(session, 3, inserted=1)
+    assert session.blocked() == "spool full: learner slow", "it has them, and not safe"
+    session.link_changed(up=False, now_s=10.0)
+    session.tick(10.0)
+    session.tick(25.0)
+    assert (session.blocked(), session.absent_s) == ("spool full: link down", 15.0)
+    session.link_changed(up=True, now_s=25.0)
+    session.tick(25.0)
+    assert session.absent_s == 0.0
+
+
+def test_a_full_spool_whose_next_block_waits_for_credit_says_so():
+    session = ready_with(MemoryOutbox(BOOT, max_bytes=2), max_offline_s=100.0)
+    session.learner_gone(epoch=1)
+    session.tick(0.0)
+    make(session, 2)
+    assert session.blocked() == "spool full: no learner"
+    session.learner_online(epoch=1, beat=99, lockstep=False, now_s=0.0)
+    assert session.blocked() == "spool full: no credit"
+    assert session.meet_task("another", 0.0)
+    assert session.blocked() == "spool full: learner of another task"
 
 
 def test_credit_bounds_what_is_sent_and_made():

@@ -14,6 +14,8 @@ from quarl_device.errors import SpoolInUse, StateUnwritable, UsageError
 from quarl_device.spool.config import SpoolConfig
 from quarl_device.spool.disk import DiskSpool
 from quarl_device.spool.records import HEADER_BYTES, PREAMBLE
+from quarl_device.wire.block_stamp import restamped
+from quarl_device.wire.loss import read_loss
 
 A, B, C = ("00000000000000" + end for end in ("aa", "bb", "cc"))
 SMALL = SpoolConfig(max_bytes=64 * 1024)  # segments of 8 KiB
@@ -44,20 +46,31 @@ def payload(life, sequence, size=BLOCK):
 
 
 def fill(spool, count, *, steps=4):
-    first = spool._next
+    first = spool._holdings.next
     for sequence in range(first, first + count):
         spool.put(sequence, payload(spool.boot_id, sequence), steps=steps)
 
 
 def deliver(spool):
-    """Return (life, sequence) of everything that is held, as a learner would get it."""
+    """Return (life, sequence) of every block that is held, as a learner would get it."""
+    return [place for place, loss in everything(spool) if loss is None]
+
+
+def everything(spool):
+    """Return ((life, sequence), loss or None) of all that is held, as a learner would get it."""
     out = []
     while len(spool):
         sequence = spool.next_held(spool.base)
         found = spool.get(sequence)
-        if found is not None:
+        loss = None if found is None else read_loss(found)
+        if loss is not None:
+            assert (loss.boot_id, loss.sequence) == (spool.delivering, sequence)
+            assert restamped(found, base=spool.base, dropped=spool.gap_before(sequence))
+            out.append(((spool.delivering, sequence), loss))
+            spool.free(sequence)
+        elif found is not None:
             assert found == payload(spool.delivering, sequence)
-            out.append((spool.delivering, sequence))
+            out.append(((spool.delivering, sequence), None))
             spool.free(sequence)
     return out
 
@@ -202,23 +215,25 @@ def test_damage_in_the_middle_costs_the_blocks_it_hits_and_says_which(tmp_path_f
         path.write_bytes(data)
     two = DiskSpool(directory, boot_id=B, config=SMALL)
     fill(two, 1)
-    seen, declared = [], set()
-    while two.delivering == A:
-        sequence = two.next_held(two.base)
-        for low, high in two.gap_before(sequence):
-            declared.update(range(low, high + 1))
-        seen.append(sequence)
-        # The next one is looked at while this one is still held, or it would be a matter of `base`.
-        following = two.next_held(sequence + 1)
-        if following is not None:
-            for low, high in two.gap_before(following):
-                declared.update(range(low, high + 1))
-        assert two.get(sequence) == payload(A, sequence)
-        two.free(sequence)
-    assert deliver(two) == [(B, 0)]
+    assert two.recovered.dropped_blocks == 20 - two.recovered.blocks - _unknown_tail(two)
+    seen, lost = [], set()
+    for (life, sequence), loss in everything(two):
+        if life == A and loss is None:
+            seen.append(sequence)
+        elif life == A:
+            assert (loss.first_step, loss.lost_steps) == (4 * loss.base, 4 * (sequence + 1 - loss.base))
+            lost.update(range(loss.base, sequence + 1))
     assert len(seen) >= 20 - 2 * len(hits), "a hit costs the record it hits, or two"
-    assert declared == set(range(min(seen, default=0), max(seen, default=-1) + 1)) - set(seen)
+    known = max([*seen, *lost], default=-1) + 1
+    assert set(seen) | lost == set(range(known)), "from the life's first block on"
+    assert not set(seen) & lost
     two.close()
+
+
+def _unknown_tail(spool):
+    """Return how many of 20 blocks came after the last one of which anything is left."""
+    return 20 - max([*(one.last for one in spool._holdings.segments if one.life == A and len(one)),
+                     *(loss.last for loss in spool._holdings.losses)], default=-1) - 1  # fmt: skip
 
 
 def test_a_block_that_goes_bad_while_it_waits_is_dropped_when_it_is_due(spool, tmp_path, caplog):
@@ -228,8 +243,10 @@ def test_a_block_that_goes_bad_while_it_waits_is_dropped_when_it_is_due(spool, t
     data[len(PREAMBLE) + 2 * HEADER_BYTES + BLOCK + 7] ^= 1
     files(tmp_path)[0].write_bytes(data)
     assert one.get(1) is None
-    assert (len(one), one.dropped_blocks, one.dropped_steps) == (2, 1, 16)
-    assert (one.next_held(1), one.gap_before(2)) == (2, ((1, 1),))
+    assert (len(one), one.dropped_blocks, one.dropped_steps) == (3, 1, 16)
+    assert (one.next_held(1), one.gap_before(1), one.gap_before(2)) == (1, (), ())
+    loss = read_loss(one.get(1))
+    assert (loss.sequence, loss.first_step, loss.lost_steps) == (1, 16, 16), "told in its place"
     assert one.get(2) == payload(A, 2)
     assert "block 1 is damaged and dropped" in caplog.text
 
@@ -252,20 +269,67 @@ def test_a_file_that_vanishes_costs_its_blocks_and_ends_nothing(spool, tmp_path)
     fill(one, 20)
     files(tmp_path)[0].unlink()
     assert one.get(0) is None
+    assert read_loss(one.get(0)).sequence == 0
     assert 10 < len(deliver(one)) < 20
 
 
-def test_a_spool_of_another_version_is_left_alone(spool, tmp_path):
+def test_damage_to_a_lifes_first_record_is_counted(spool, tmp_path):
     one = spool(A)
-    fill(one, 1)
-    one.close()
+    fill(one, 3, steps=16)
+    kill(one)
+    data = bytearray(files(tmp_path)[0].read_bytes())
+    data[: len(PREAMBLE) + HEADER_BYTES + 20] = bytes(len(PREAMBLE) + HEADER_BYTES + 20)
+    files(tmp_path)[0].write_bytes(data)
+    two = spool(B)
+    assert (two.recovered.blocks, two.recovered.dropped_blocks, two.recovered.dropped_steps) == (2, 1, 16)
+    assert [(place, loss and loss.lost_steps) for place, loss in everything(two)] == [
+        ((A, 0), 16), ((A, 1), None), ((A, 2), None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 255])
+def test_a_version_that_is_damaged_hides_no_block(spool, tmp_path, version):
+    one = spool(A)
+    fill(one, 2)
+    kill(one)
     [path] = files(tmp_path)
-    data = path.read_bytes()
-    path.write_bytes(PREAMBLE[:-1] + b"\x02" + data[len(PREAMBLE) :])
-    with pytest.raises(StateUnwritable, match="version 2, this is version 1"):
-        spool(B)
-    path.write_bytes(data)
-    assert len(spool(B)) == 1, "the lock was given back"
+    path.write_bytes(PREAMBLE[:-1] + bytes([version]) + path.read_bytes()[len(PREAMBLE) :])
+    assert deliver(spool(B)) == [(A, 0), (A, 1)]
+
+
+@pytest.mark.parametrize("content", [PREAMBLE[:-1] + b"\x01" + b"old" * 99, b"\xff" * 5_000])
+def test_a_file_that_nobody_can_read_is_set_aside_once_and_its_blocks_are_counted(spool, tmp_path, caplog, content):
+    one = spool(A)
+    fill(one, 20)
+    kill(one)
+    paths = files(tmp_path)
+    blocks = [(path.read_bytes().count(f"{A} ".encode()) > 0, path) for path in paths]
+    assert len(blocks) == 3
+    paths[0].write_bytes(content)
+    two = spool(B)
+    fill(two, 1)
+    lost = 20 - two.recovered.blocks
+    assert 0 < lost == two.recovered.dropped_blocks
+    assert two.recovered.dropped_steps == 4 * lost
+    assert caplog.text.count("is set aside") == 1
+    assert [path.name for path in (tmp_path / "spool").glob("*.aside")] == [paths[0].name + ".aside"]
+    kill(two)
+    three = spool(C)
+    assert (three.recovered.dropped_blocks, three.recovered.set_aside) == (0, []), "once"
+    told = everything(three)
+    assert (told[0][0], told[0][1].base, told[0][1].lost_steps) == ((A, lost - 1), 0, 4 * lost)
+    assert [place for place, _ in told[1:]] == [(A, n) for n in range(lost, 20)] + [(B, 0)]
+    assert caplog.text.count("is set aside") == 1
+
+
+def test_few_files_are_kept_aside(spool, tmp_path):
+    (tmp_path / "spool").mkdir()
+    for number in range(20):
+        (tmp_path / "spool" / f"{number:020d}-{A}-{number}-{number}.qs").write_bytes(b"junk" * 9)
+    spool(B)
+    assert [path.name[:20] for path in sorted((tmp_path / "spool").glob("*.aside"))] == [
+        f"{number:020d}" for number in range(12, 20)
+    ]
 
 
 def test_what_is_not_a_segment_is_not_touched(spool, tmp_path):
@@ -290,7 +354,7 @@ def test_the_disk_never_holds_more_than_the_bound_and_one_block(spool, tmp_path,
         if one.full:
             one.free(one.base + sequence % 7)
         else:
-            one.put(sequence := one._next, payload(A, sequence), steps=1)
+            one.put(sequence := one._holdings.next, payload(A, sequence), steps=1)
         most = max(most, on_disk(tmp_path))
     assert 50_000 < most <= 64 * 1024 + HEADER_BYTES + BLOCK
 
@@ -302,9 +366,11 @@ def test_what_is_dropped_of_earlier_lives_is_the_oldest(spool):
     kill(one)
     two = spool(B, config)
     fill(two, 100, steps=2)
-    assert two.delivering == B
-    assert (two.base, two.dropped_blocks) == (100 - len(two), 40 + 100 - len(two))
-    assert two.dropped_steps == 40 * 4 + (100 - len(two)) * 2
+    assert (two.delivering, two.base, two.next_held(0)) == (A, 0, 39)
+    lost = two.dropped_blocks - 40
+    assert two.dropped_steps == 40 * 4 + lost * 2
+    told = [(place, loss.base, loss.lost_steps) for place, loss in everything(two) if loss is not None]
+    assert told == [((A, 39), 0, 160), ((B, lost - 1), 0, 2 * lost)]
 
 
 def test_blocks_of_another_task_are_dropped_whatever_life_made_them(spool, tmp_path):
@@ -326,11 +392,11 @@ def test_memory_is_a_few_bytes_a_block(spool):
     one = spool(A, SpoolConfig(max_bytes=64 * 1024 * 1024))
     for sequence in range(2_000):
         one.put(sequence, b"x")
-    [segment] = one._segments
+    [segment] = one._holdings.segments
     held = sum(column.buffer_info()[1] * column.itemsize for column in (
-        segment._sequences, segment._offsets, segment._lengths, segment._steps
+        segment._sequences, segment._offsets, segment._lengths, segment._first_steps, segment._steps
     ))  # fmt: skip
-    assert held == 20 * 2_000
+    assert held == 28 * 2_000
 
 
 # -- who may use it ----------------------------------------------------------------------------------------------------
@@ -605,12 +671,14 @@ def test_a_life_that_was_dropped_for_room_is_not_delivered_again(spool, monkeypa
     two = spool(B, config)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
-        while two.delivering == A:
+        while two.dropped_blocks < 4:
             fill(two, 1)
     held = len(two)
     kill(two)
     three = spool(C, config)
-    assert (three.delivering, len(three)) == (B, held)
+    # The one of B that was dropped is held again: its file is still there.
+    assert len(three) == held
+    assert [(place, loss is None) for place, loss in everything(three)][:2] == [((A, 2), False), ((B, 0), True)]
 
 
 def test_no_file_stays_open(spool):

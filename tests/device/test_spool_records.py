@@ -6,12 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quarl_device.actor.loss import Loss
 from quarl_device.spool.records import (
     BLOCK,
     FREED,
     HEADER_BYTES,
+    LOST,
     PREAMBLE,
     encode_header,
+    encode_loss,
     payload_of,
     read_header,
     scan,
@@ -51,7 +54,7 @@ def test_a_header_that_claims_too_much_or_an_unknown_kind_is_none():
     import zlib
 
     for kind, length in ((BLOCK, MAX_BLOCK_BYTES + 1), (9, 3)):
-        fields = struct.pack("<4sB3xQQQIII", b"\xf5QSR", kind, 1, 2, 3, 4, length, 0)
+        fields = struct.pack("<4sB3xQQQQIII", b"\xf5QS2", kind, 1, 2, 3, 4, 5, length, 0)
         assert read_header(fields + struct.pack("<I", zlib.crc32(fields)) + b"x" * 64) is None
 
 
@@ -70,7 +73,7 @@ def test_all_kinds_are_found_in_order():
 
 PAYLOADS = st.lists(
     # Payloads that look like records, among others.
-    st.one_of(st.binary(max_size=60), st.just(b"\xf5QSR" * 9), st.just(record(7, b"inner")[:40])),
+    st.one_of(st.binary(max_size=60), st.just(b"\xf5QS2" * 9), st.just(record(7, b"inner")[:40])),
     min_size=1,
     max_size=8,
 )
@@ -115,3 +118,12 @@ def test_a_payload_alone_that_is_damaged_says_whose_it_was():
     [lost] = found.damaged
     assert (lost.sequence, lost.steps) == (1, 16)
     assert found.lost_bytes == HEADER_BYTES + 50
+
+
+def test_a_loss_comes_back_as_it_was_written_and_one_that_cannot_be_is_none():
+    loss = Loss(life=LIFE, first=3, last=9, first_step=48, end_step=2**40, task=2**63 + 5)
+    found = scan(PREAMBLE + b"".join(encode_loss(loss)))
+    assert (found.losses, found.torn_bytes) == ([loss], 0)
+    for payload in (b"", struct.pack("<QQ", 10, 2**40), struct.pack("<QQ", 3, 47)):
+        head = encode_header(kind=LOST, life=LIFE, sequence=9, first_step=48, payload=payload)
+        assert scan(PREAMBLE + head + payload).losses == []

@@ -29,7 +29,9 @@ def test_every_step_is_accounted_for_after_kills_cuts_full_disks_and_lost_packet
     assert report["learner_kills"] > 1
     assert sum(books["kills"] for books in report["devices"]) > 1
     for books in report["devices"]:
-        assert books["stored"] + books["declared_dropped"] + books["unfinished"] == books["made"] > 5_000
+        accounted = books["stored"] + books["declared_dropped"] + books["forgotten"] + books["unfinished"]
+        assert accounted == books["made"] > 5_000
+        drops = books["device"] == SoakConfig().dropper
+        assert not drops or books["declared_dropped"] > 0
         assert books["unfinished"] <= books["kills"] * SoakConfig().block_steps
-        assert books["declared_dropped"] == 0, "spools that block drop nothing"
         assert books["duplicates"] == 0

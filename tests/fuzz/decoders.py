@@ -17,6 +17,7 @@ from quarl_device.wire.block_stamp import read_stamp, restamped
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_INLINE_PUSH_BYTES, MAX_JSON_BYTES
+from quarl_device.wire.loss import read_loss
 from quarl_device.wire.manifest import decode_header, decode_manifest
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, Need, Telemetry
 from quarl_device.wire.push import decode_push
@@ -121,6 +122,7 @@ def decoders() -> list[Decoder]:
             seeds=manifest,
             cap_bytes=MAX_INLINE_PUSH_BYTES,
         ),
+        Decoder(name="loss", decode=read_loss, seeds=golden("lost.safetensors"), cap_bytes=None),
         Decoder(name="block stamp", decode=read_stamp, seeds=any_blocks, cap_bytes=None),
         Decoder(
             name="block stamped anew",

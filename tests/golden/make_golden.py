@@ -16,8 +16,10 @@ import numpy as np
 
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec, ExtraSpec
+from quarl_device.wire.block_stamp import Stamp
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.learner_telemetry import Lag, LearnerTelemetry
+from quarl_device.wire.loss import encode_loss, read_loss
 from quarl_device.wire.manifest import decode_manifest, encode_manifest, make_manifest
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, Need, Telemetry
 from quarl_device.wire.push import Exploration, PushHeader, decode_push, encode_push
@@ -182,6 +184,12 @@ def _chunked() -> list[Golden]:
     ]
 
 
+def _loss() -> Golden:
+    lost = {"boot_id": BOOT_ID, "first": 4, "last": 9, "first_step": 1_024, "end_step": 2_560}
+    value = Stamp(boot_id=BOOT_ID, sequence=9, base=4, first_step=1_024, dropped=((4, 8),), lost_steps=1_536)
+    return Golden("lost.safetensors", value, lambda _: encode_loss(**lost), read_loss)
+
+
 def _birth(**changes: Any) -> LearnerBirth:
     fields: dict[str, Any] = {
         "status": "online",
@@ -282,7 +290,7 @@ def _messages() -> list[Golden]:
 
 def golden_files() -> list[Golden]:
     """Return every golden file."""
-    return [*_messages(), _push(), *_chunked(), *_blocks()]
+    return [*_messages(), _push(), *_chunked(), *_blocks(), _loss()]
 
 
 def main() -> None:

@@ -95,6 +95,21 @@ def test_rates_lag_and_blocks_are_shown_with_their_age(scene):
     assert scene.view.complete
 
 
+def test_a_backlog_is_shown_with_its_rate_and_its_end(scene):
+    scene.listen()
+    scene.state(blocked="catching up", blocked_since_unix_s=990.0)
+    scene.telemetry(blocks_pending=900, spool_bytes=90 * 1024)
+    assert (scene.actors["pi"]["delivered_bytes_per_s"], scene.actors["pi"]["delivered_in_s"]) == (0.0, None)
+    assert "no end" in scene.text()
+    scene.clock.now_s += 5
+    scene.telemetry(blocks_pending=400, spool_bytes=40 * 1024)
+    assert (scene.actors["pi"]["delivered_bytes_per_s"], scene.actors["pi"]["delivered_in_s"]) == (10_240.0, 4.0)
+    assert "4 s (10 KiB/s)" in scene.text()
+    scene.telemetry(blocks_pending=3, spool_bytes=300)
+    assert (scene.actors["pi"]["delivered_bytes_per_s"], scene.actors["pi"]["delivered_in_s"]) == (None, None)
+    json.dumps(scene.view.snapshot(), allow_nan=False)
+
+
 def test_numbers_of_an_earlier_life_are_not_shown(scene):
     scene.listen()
     scene.state()

@@ -16,6 +16,7 @@ from quarl_device.contract import ObservationSpec
 from quarl_device.errors import JournalError, UnsupportedSpace, UsageError
 from quarl_device.wire.block import BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES
+from quarl_device.wire.loss import encode_loss
 from quarl_edge.config import TrainConfig
 from quarl_edge.ingest.credit import MAX_AHEAD
 from quarl_edge.ingest.ingest import Ingest
@@ -134,6 +135,36 @@ def test_what_an_actor_gave_up_is_on_the_account_in_steps(ingest, caplog):
     assert (ingest.counters["lost_blocks"], ingest.counters["lost_steps"], ingest.env_steps) == (2, 16, 16)
     assert ingest.sessions.account("pi").stored_steps == 16
     assert "16 steps of pi before block 3 never came" in caplog.text
+
+
+def test_what_an_actor_says_to_be_lost_is_on_the_account_once_and_survives_a_resume(tmp_path, caplog):
+    """Nothing follows it in its life: an actor was killed after it had given up the last blocks."""
+    ingest, world = open_ingest(tmp_path), World(1, seed=3)
+    told = encode_loss(boot_id=BOOT, first=1, last=4, first_step=8, end_step=40)
+    other = encode_loss(boot_id=boot_id(2), first=0, last=1, first_step=0, end_step=16)
+    assert ingest.offer("pi", payload(world.block(8, 0, first_step=0))) is ACCEPT
+    assert [ingest.offer("pi", told), ingest.offer("pi", told)] == [ACCEPT, Verdict.DUPLICATE]
+    assert ingest.offer("pi", other) is ACCEPT
+    assert "32 steps of pi up to block 4 are lost on the device" in caplog.text
+    assert {(ack.boot_id, ack.durable) for _, ack in ingest.acks()} == {(BOOT, 4), (boot_id(2), 1)}
+    wanted = ingest.counters
+    assert (wanted["blocks"], wanted["lost_blocks"], wanted["lost_steps"], ingest.env_steps) == (1, 6, 48, 8)
+    ingest.close()
+    again = open_ingest(tmp_path)
+    again.rebuild()
+    assert {**again.counters, "duplicates": 1} == wanted
+    assert again.offer("pi", told) is Verdict.DUPLICATE
+    again.close()
+
+
+def test_a_loss_that_the_journal_refuses_is_not_acknowledged(ingest, monkeypatch):
+    told = encode_loss(boot_id=BOOT, first=0, last=4, first_step=0, end_step=40)
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest._journal, "append", lambda *_: (_ for _ in ()).throw(JournalError("full")))
+        assert ingest.offer("pi", told) is None
+    assert (ingest.counters["lost_steps"], ingest.blocked) == (0, "full")
+    assert ingest.offer("pi", told) is ACCEPT
+    assert (ingest.counters["lost_steps"], ingest.blocked) == (40, "")
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quarl_device.errors import JournalError
+from quarl_device.wire.loss import encode_loss, read_loss
 from quarl_edge.ingest.sessions import (
     MAX_LIVES,
     MAX_REFUSED,
+    Account,
     SessionTable,
     Verdict,
 )
@@ -295,3 +298,63 @@ def test_a_damaged_snapshot_is_refused(entry):
 
 def test_a_sound_snapshot_is_not_refused():
     SessionTable().restore({"d": SOUND})
+
+
+# -- what actors say to be lost ----------------------------------------------------------------------------------------
+
+
+def loss(first, last, *, steps=8, boot=A):
+    return read_loss(
+        encode_loss(boot_id=boot, first=first, last=last, first_step=steps * first, end_step=steps * (last + 1))
+    )
+
+
+def tell(table, one):
+    verdict = table.examine("d", one.boot_id, one.sequence, one.base, one.dropped)
+    if verdict is ACCEPT:
+        table.lose("d", one)
+    return verdict
+
+
+def test_the_head_of_a_life_that_was_never_met_is_on_the_account():
+    table = SessionTable()
+    assert tell(table, loss(0, 4)) is ACCEPT
+    assert table.admit("d", A, 5, 5, first_step=40, steps=8) is ACCEPT
+    assert table.account("d") == Account(stored_steps=8, lost_steps=40, lost_blocks=5)
+
+
+def test_so_are_the_end_of_one_and_a_life_of_which_nothing_is_left():
+    table = SessionTable()
+    table.admit("d", A, 0, 0, first_step=0, steps=8)
+    assert tell(table, loss(1, 3)) is ACCEPT
+    assert tell(table, loss(0, 9, boot=B)) is ACCEPT
+    assert table.account("d") == Account(stored_steps=8, lost_steps=24 + 80, lost_blocks=3 + 10)
+    assert (table.ack("d", A).durable, table.ack("d", B).durable) == (3, 9)
+
+
+def test_what_is_told_twice_or_grows_is_counted_once_and_what_was_stored_is_not_lost():
+    table = SessionTable()
+    for sequence in range(3):
+        table.admit("d", A, sequence, 0, first_step=8 * sequence, steps=8)
+    # The acks of all three were lost, so that their actor gave them up, with two more.
+    assert tell(table, loss(0, 4)) is ACCEPT
+    assert tell(table, loss(0, 4)) is DUPLICATE
+    assert tell(table, loss(0, 6)) is ACCEPT
+    assert tell(table, loss(0, 2)) is DUPLICATE
+    assert table.account("d") == Account(stored_steps=24, lost_steps=32, lost_blocks=4)
+
+
+def test_what_an_earlier_learner_had_is_not_lost():
+    table = SessionTable()
+    assert tell(table, loss(7, 8)) is ACCEPT
+    assert table.account("d") == Account(lost_steps=16, lost_blocks=2)
+
+
+def test_a_loss_behind_a_block_that_is_missing_waits_for_it():
+    table = SessionTable()
+    table.admit("d", A, 0, 0, first_step=0, steps=8)
+    one = dataclasses.replace(loss(2, 4), base=1)
+    assert tell(table, one) is GAP
+    table.admit("d", A, 1, 1, first_step=8, steps=8)
+    assert tell(table, one) is ACCEPT
+    assert table.account("d") == Account(stored_steps=16, lost_steps=24, lost_blocks=3)

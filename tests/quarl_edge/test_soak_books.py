@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 
 from quarl_device.actor.recorder import Recorder
 from quarl_device.wire.block import BlockCodec
+from quarl_device.wire.loss import encode_loss
 from quarl_edge.replay.journal import Journal
-from quarl_edge.soak.books import STEP_NUMBERS, StoredBlock, balance, read_counts, read_journal, reward_of
+from quarl_edge.soak.books import (
+    STEP_NUMBERS,
+    StoredBlock,
+    balance,
+    disagreements,
+    read_counts,
+    read_journal,
+    reward_of,
+)
 from quarl_edge.soak.learner import soak_spec
+from quarl_edge.soak.rollback import roll_back
 
 STEPS = 16
 
@@ -105,6 +115,65 @@ def test_any_loss_of_any_stored_block_is_found(data):
     assert close(order[:index] + order[index + 1 :], made=made).faults
 
 
+def test_what_is_said_to_be_lost_is_dropped_also_where_no_block_follows():
+    first, second, third, fourth = life("a", 4)
+    lost = dataclasses.replace(fourth, first_step=4 * STEPS, steps=0, declared=((2, 2), (3, 3)), lost=True)
+    books = close([first, second, lost], made=4 * STEPS)
+    assert (books.stored, books.declared_dropped, books.blocks, books.faults) == (2 * STEPS, 2 * STEPS, 2, ())
+    assert "declared" in close([first, second, dataclasses.replace(lost, declared=((3, 3),))], made=4 * STEPS).faults[0]
+    short = dataclasses.replace(lost, first_step=2 * STEPS)
+    assert "missing before it" in close([first, second, short], made=4 * STEPS).faults[0]
+    assert third.sequence == 2
+
+
+def test_what_a_restored_learner_forgot_is_no_unfinished_block_and_bounded_by_what_was_stored():
+    first, second, third, fourth = life("a", 4)
+    other = life("b", 2)
+
+    def closed(stored, rolled_back, made):
+        [books] = balance(stored, made={"pi": made}, kills={"pi": 0}, block_steps=STEPS, rolled_back=rolled_back)
+        return books
+
+    # The end of one life and the whole of another were freed by their actor, and are gone.
+    books = closed([first, second], [third, fourth, *other], 6 * STEPS)
+    assert (books.stored, books.forgotten, books.declared_dropped, books.faults) == (2 * STEPS, 4 * STEPS, 0, ())
+    # One that still comes says what will not come any more.
+    late = dataclasses.replace(fourth, declared=((0, 2),))
+    books = closed([first, late], [second, third], 4 * STEPS)
+    assert (books.stored, books.forgotten, books.declared_dropped, books.faults) == (2 * STEPS, 0, 2 * STEPS, ())
+    # What its actor had kept and sends again is stored.
+    assert closed([first, second, third, fourth], [third, fourth], 4 * STEPS).forgotten == 0
+    assert "nowhere" in closed([first, second], [third], 4 * STEPS).faults[0]
+
+
+def test_a_journal_is_rolled_back_by_its_newest_records(tmp_path):
+    blocks = [payload([n + 1], sequence=n, first_step=n) for n in range(10)]
+    assert len(stored(tmp_path, *blocks)) == 10
+    gone = roll_back(tmp_path / "journal", soak_spec(), share=0.35)
+    assert [block.sequence for block in gone] == [7, 8, 9]
+    assert [block.sequence for block in read_journal(tmp_path / "journal", soak_spec())] == list(range(7))
+    assert roll_back(tmp_path / "journal", soak_spec(), share=0.1) == ()
+
+
+def test_a_restored_learner_may_not_know_what_came_before_it_met_a_life():
+    first, _, third = life("a", 3)
+    books = close([first, dataclasses.replace(third, declared=((1, 1),))], made=3 * STEPS)
+    less = {"stored_steps": 2 * STEPS, "lost_steps": 0}
+    assert disagreements([books], {"pi": less})
+    assert disagreements([books], {"pi": less}, restored=True) == ()
+    assert disagreements([books], {"pi": {**less, "lost_steps": 3 * STEPS}}, restored=True)
+
+
+def test_an_account_of_the_learner_that_is_not_the_journals_is_wrong():
+    first, _, third = life("a", 3)
+    books = close([first, dataclasses.replace(third, declared=((1, 1),))], made=3 * STEPS)
+    right = {"stored_steps": 2 * STEPS, "lost_steps": STEPS}
+    assert disagreements([books], {"pi": right}) == disagreements([books], {}) == ()
+    for name in right:
+        [fault] = disagreements([books], {"pi": {**right, name: 5}})
+        assert fault.startswith(f"pi: the learner's account says {name} 5, the journal")
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +203,13 @@ def test_the_journal_is_read_as_it_was_written(tmp_path):
     first, second = stored(tmp_path, payload([1, 2, 3]), payload([8, 9], sequence=4, base=2, first_step=7))
     assert first == StoredBlock(device="pi", boot_id=BOOT_ID, sequence=0, first_step=0, steps=3)
     assert (second.sequence, second.steps, second.declared, second.rows_hold) == (4, 2, ((0, 1),), True)
+
+
+def test_a_loss_is_read_from_the_journal(tmp_path):
+    told = encode_loss(boot_id=BOOT_ID, first=2, last=4, first_step=6, end_step=15)
+    [one] = stored(tmp_path, told)
+    assert (one.sequence, one.first_step, one.steps, one.lost) == (4, 15, 0, True)
+    assert one.declared == ((0, 1), (2, 3), (4, 4))
 
 
 @pytest.mark.parametrize("rewards", [[1, 2, 2], [1, 3, 4], [2, 3, 4], [0, 1, 2], [3, 2, 1]])

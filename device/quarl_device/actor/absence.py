@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from quarl_device.actor.session import Learner
+from quarl_device.actor.presence import Learner
 from quarl_device.capped_log import Burst
 
 _LOG = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+from quarl_device.actor.loss import Loss
 from quarl_device.errors import UsageError
 
 DEFAULT_OUTBOX_BYTES = 64 * 1024 * 1024
@@ -18,7 +19,9 @@ class Outbox(Protocol):
 
     A life is delivered to its end before the next one begins: `base`, `end`, `next_held`, `get` and `free` are about
     the life that is delivered now, the one of the oldest block that is held. Sequences are put in ascending order,
-    without gaps; what is dropped leaves gaps. Every implementation passes `quarl_device.testing.outbox_conformance`.
+    without gaps. What is dropped to make room or damaged is held as a loss: in the place of the last of its blocks
+    `get` gives what tells the learner (`wire/loss`), until that is freed as a block is. What was made for another task
+    leaves gaps. Every implementation passes `quarl_device.testing.outbox_conformance`.
 
     Attributes:
         boot_id: of the life that puts.
@@ -27,8 +30,16 @@ class Outbox(Protocol):
     """
 
     boot_id: str
-    dropped_blocks: int
-    dropped_steps: int
+
+    @property
+    def dropped_blocks(self) -> int:
+        """See above."""
+        ...
+
+    @property
+    def dropped_steps(self) -> int:
+        """See above."""
+        ...
 
     @property
     def delivering(self) -> str:
@@ -61,11 +72,17 @@ class Outbox(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Return the number of blocks held, in all lives."""
+        """Return the number of blocks and losses held, in all lives."""
         ...
 
-    def put(self, sequence: int, payload: bytes, *, steps: int = 0) -> None:
-        """Keep a block with so many environment steps.
+    def put(self, sequence: int, payload: bytes, *, steps: int = 0, first_step: int | None = None) -> None:
+        """Keep a block.
+
+        Args:
+            sequence: of the block.
+            payload: encoded.
+            steps: environment steps in it.
+            first_step: steps that this life had made before it; by default those that were put.
 
         Raises:
             UsageError: not the sequence that comes next; two blocks would share an identity.
@@ -129,8 +146,10 @@ class MemoryOutbox:
         self.dropped_steps = 0
         self._max_bytes = max_bytes
         self._when_full = when_full
-        self._blocks: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
+        self._blocks: OrderedDict[int, tuple[bytes, int, int]] = OrderedDict()  # payload, first step, steps
+        self._loss: Loss | None = None  # right before the oldest block
         self._next = 0
+        self._next_step = 0
         self._bytes = 0
         self._task = ""
 
@@ -142,6 +161,10 @@ class MemoryOutbox:
     @property
     def base(self) -> int:
         """The lowest sequence that is or will be held."""
+        return self._oldest if self._loss is None else self._loss.first
+
+    @property
+    def _oldest(self) -> int:
         return next(iter(self._blocks), self._next)
 
     @property
@@ -160,37 +183,44 @@ class MemoryOutbox:
         return self._bytes
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._blocks) + (self._loss is not None)
 
-    def put(self, sequence: int, payload: bytes, *, steps: int = 0) -> None:
+    def put(self, sequence: int, payload: bytes, *, steps: int = 0, first_step: int | None = None) -> None:
         """Keep a block. See `Outbox`."""
         if sequence != self._next:
             raise UsageError(f"outbox expects block {self._next}, not {sequence}")
         if self._when_full == "drop-oldest":
             while self._blocks and self._bytes + len(payload) > self._max_bytes:
                 self._drop_oldest()
-        self._blocks[sequence] = payload, steps
+        first_step = self._next_step if first_step is None else first_step
+        self._blocks[sequence] = payload, first_step, steps
         self._bytes += len(payload)
-        self._next += 1
+        self._next, self._next_step = sequence + 1, first_step + steps
 
     def next_held(self, sequence: int) -> int | None:
         """Return the lowest sequence held from `sequence` on."""
-        # Only the oldest is ever taken out, so what is held is one range.
-        sequence = max(sequence, self.base)
+        if self._loss is not None and sequence <= self._loss.last:
+            return self._loss.last
+        # Only the oldest is ever taken out, so the blocks that are held are one range.
+        sequence = max(sequence, self._oldest)
         return sequence if sequence < self._next else None
 
     def get(self, sequence: int) -> bytes | None:
         """Return a held block, or None when it is held no longer."""
+        if self._loss is not None and sequence == self._loss.last:
+            return self._loss.payload()
         held = self._blocks.get(sequence)
         return None if held is None else held[0]
 
     def gap_before(self, sequence: int) -> tuple[tuple[int, int], ...]:
-        """Return (): what is missing lies below `base`."""
-        return ()
+        """Return what a loss takes the place of: nothing else is missing."""
+        return self._loss.gap if self._loss is not None and sequence == self._loss.last else ()
 
     def free(self, durable: int) -> int:
         """Forget every block up to and including `durable`; return how many."""
         freed = 0
+        if self._loss is not None and self._loss.last <= durable:
+            self._loss, freed = None, 1
         while self._blocks and next(iter(self._blocks)) <= durable:
             self._take_oldest()
             freed += 1
@@ -198,13 +228,15 @@ class MemoryOutbox:
 
     def holds_other_task(self, task: str) -> bool:
         """Return whether a block of another task is held. See `Outbox`."""
-        return bool(self._blocks) and task != self._task
+        return len(self) > 0 and task != self._task
 
     def begin_task(self, task: str) -> int:
         """Drop what was put for another task. See `Outbox`."""
         dropped = len(self._blocks) if task != self._task else 0
         for _ in range(dropped):
             self._drop_oldest()
+        if task != self._task:
+            self._loss = None
         self._task = task
         return dropped
 
@@ -215,10 +247,16 @@ class MemoryOutbox:
         """Do nothing."""
 
     def _drop_oldest(self) -> None:
+        sequence, first_step, steps = self._take_oldest()
         self.dropped_blocks += 1
-        self.dropped_steps += self._take_oldest()
+        self.dropped_steps += steps
+        loss = Loss(
+            life=self.boot_id, first=sequence, last=sequence, first_step=first_step, end_step=first_step + steps
+        )
+        # It touches the loss before it: what was freed since would have freed that one, too.
+        self._loss = loss if self._loss is None else self._loss.joined(loss)
 
-    def _take_oldest(self) -> int:
-        _, (payload, steps) = self._blocks.popitem(last=False)
+    def _take_oldest(self) -> tuple[int, int, int]:
+        sequence, (payload, first_step, steps) = self._blocks.popitem(last=False)
         self._bytes -= len(payload)
-        return steps
+        return sequence, first_step, steps

@@ -19,68 +19,14 @@ What it holds to:
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from typing import Literal
-
+from quarl_device.actor.blocked import Blocked, spool_full
 from quarl_device.actor.outbox import Outbox
 from quarl_device.actor.pace import Pace
-from quarl_device.errors import UsageError
+from quarl_device.actor.presence import Learner, Presence
+from quarl_device.actor.session_config import SessionConfig
+from quarl_device.actor.window import Window
 
-Blocked = Literal[
-    "",
-    "link down",
-    "no learner",
-    "learner left",
-    "learner lost",
-    "no policy",
-    "no credit",
-    "catching up",
-    "spool full",
-    "spool cannot be written",
-    "waiting for the next policy",
-]
-Learner = Literal["unmet", "here", "silent", "lost", "left"]
-"""What is known of the learner: never met, there, not heard of for long, gone by its will, gone by its own word."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionConfig:
-    """Patience of a session.
-
-    Attributes:
-        resend_after_s: silence after which blocks that are out are sent again; doubles up to `resend_max_s`.
-        resend_max_s: see above.
-        stuck_after_s: the same while the broker has not even taken them, as on a slow link.
-        announce_every_s: how often the device's birth is renewed.
-        learner_silent_s: a learner not heard of for so long counts as lost.
-        max_in_flight_blocks: most blocks sent and not yet inserted. Times the number of devices it should stay below
-            the broker's queue (Mosquitto: 1,000 messages), beyond which brokers drop QoS 1 messages silently.
-        max_in_flight_bytes: the same in bytes, so that a slow link is not stuffed; one block may go over it.
-        max_offline_s: how long the loop goes on beyond its credit while the link is down or the learner is lost.
-        max_upload_bytes_per_s: of blocks, also while catching up; 0 for no bound.
-    """
-
-    resend_after_s: float = 1.0
-    resend_max_s: float = 10.0
-    stuck_after_s: float = 60.0
-    announce_every_s: float = 10.0
-    learner_silent_s: float = 30.0
-    max_in_flight_blocks: int = 64
-    max_in_flight_bytes: int = 8 * 1024 * 1024
-    max_offline_s: float = 0.0
-    max_upload_bytes_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.resend_after_s <= self.resend_max_s:
-            raise UsageError(f"resend_after_s {self.resend_after_s} is not in 0..resend_max_s {self.resend_max_s}")
-        if self.max_in_flight_blocks < 1:
-            raise UsageError(f"max_in_flight_blocks {self.max_in_flight_blocks} is below 1")
-        if self.max_in_flight_bytes < 1 or self.max_offline_s < 0 or self.max_upload_bytes_per_s < 0:
-            raise UsageError(
-                f"max_in_flight_bytes {self.max_in_flight_bytes} (at least 1), max_offline_s {self.max_offline_s} and "
-                f"max_upload_bytes_per_s {self.max_upload_bytes_per_s} (at least 0) do not hold"
-            )
+__all__ = ["ActorSession", "SessionConfig"]
 
 
 class ActorSession:
@@ -92,7 +38,6 @@ class ActorSession:
 
     Attributes:
         epoch: the learner's epoch, -1 before any birth.
-        learner: what is known of it.
         next_sequence: sequence of the block that comes next in this life.
         delivering: the life whose blocks are sent now; what follows is about that one.
         inserted: every block up to here is in the learner's replay (or refused, or declared dropped), as far as known.
@@ -106,7 +51,6 @@ class ActorSession:
         self._outbox = outbox
         self._config = config or SessionConfig()
         self.epoch = -1
-        self.learner: Learner = "unmet"
         self.next_sequence = 0
         self.delivering = outbox.delivering
         self.inserted = self.durable = outbox.base - 1
@@ -115,28 +59,31 @@ class ActorSession:
         self.sets_aside = False
         self._known_inserted = -1  # as this epoch's learner said it, which may be less than what is durable
         self._pace = Pace(self._config.max_upload_bytes_per_s)
-        self._in_flight: deque[tuple[int, int]] = deque()  # (sequence, bytes) of what is sent and not inserted
-        self._in_flight_bytes = 0
-        self._link_up = False
-        self._learner_beat = -1
-        self._learner_heard_s = 0.0
+        self._presence = Presence(silent_s=self._config.learner_silent_s)
+        self._window = Window(
+            max_blocks=self._config.max_in_flight_blocks,
+            max_bytes=self._config.max_in_flight_bytes,
+            resend_after_s=self._config.resend_after_s,
+            resend_max_s=self._config.resend_max_s,
+        )
         self._lockstep = False
         self._policy: tuple[int, int] | None = None
         self._spent: tuple[int, int] | None = None
         self._unsent = outbox.base  # the sequence to send next
         self._sent_once = outbox.base  # every sequence below was sent at least once
-        self._offline_since_s: float | None = None
-        self._offline_s = 0.0
-        self._quiet_since_s = 0.0
-        self._patience_s = self._config.resend_after_s
         self._announce = False
         self._announced_s = 0.0
+
+    @property
+    def learner(self) -> Learner:
+        """What is known of the learner."""
+        return self._presence.learner
 
     # Events ----------------------------------------------------------------------------------------------------------
 
     def link_changed(self, *, up: bool, now_s: float) -> None:
         """The link came up (again) or went down: what was in the air may be lost."""
-        self._link_up = up
+        self._presence.link_up = up
         if up:
             self._announce = True
             self._go_back(now_s)
@@ -154,25 +101,18 @@ class ActorSession:
         if epoch > self.epoch:
             self.epoch = epoch
             self._forget_answers()
-            self._heard(beat, now_s)
+            self._presence.born(beat=beat, anew=True, now_s=now_s)
             self._announce = True
             self._go_back(now_s)
             return True
-        if self.learner != "here" and beat != self._learner_beat:
+        if self._presence.born(beat=beat, anew=False, now_s=now_s):
             self._announce = True
             self._go_back(now_s)
-        if beat != self._learner_beat:
-            self._heard(beat, now_s)
         return False
 
     def learner_gone(self, *, epoch: int, left: bool) -> bool:
         """The learner's farewell (`left`), or its will; returns whether it is news of the learner of this epoch."""
-        parted: Learner = "left" if left else "lost"
-        # A will that comes late does not take a goodbye back.
-        if epoch != self.epoch or self.learner in ("unmet", "left", parted):
-            return False
-        self.learner = parted
-        return True
+        return epoch == self.epoch and self._presence.parted(left=left)
 
     def policy_accepted(self, epoch: int, version: int) -> None:
         """A pushed policy stands ready for the loop."""
@@ -182,15 +122,24 @@ class ActorSession:
         """The policies known so far are of no use for the learner's new task."""
         self._policy = None
 
-    def block_made(self, payload: bytes, *, epoch: int, version: int, now_s: float, steps: int = 0) -> int:
+    def block_made(
+        self,
+        payload: bytes,
+        *,
+        epoch: int,
+        version: int,
+        now_s: float,
+        steps: int = 0,
+        first_step: int | None = None,
+    ) -> int:
         """Take over an encoded block, acted at its last row with policy (epoch, version); returns its sequence."""
         sequence = self.next_sequence
-        self._outbox.put(sequence, payload, steps=steps)
+        self._outbox.put(sequence, payload, steps=steps, first_step=first_step)
         self.next_sequence += 1
         self._spent = (epoch, version)
         self._follow(now_s)  # room may have been made
-        if self._delivers_own and self._unsent == sequence and not self._in_flight:
-            self._quiet_since_s = now_s  # nothing was out: silence begins now
+        if self._delivers_own and self._unsent == sequence and not self._window:
+            self._window.listen(now_s)  # nothing was out
         return sequence
 
     def ack(self, *, boot_id: str, epoch: int, inserted: int, durable: int, credit: int, now_s: float) -> bool:
@@ -205,21 +154,17 @@ class ActorSession:
                 return False
             # The learner may know blocks of an earlier life that a power cut took from here.
             inserted, durable = self._outbox.end - 1, min(durable, self._outbox.end - 1)
-        if self.learner == "silent":
-            self.learner = "here"  # a late ack does not bring one back whose will or goodbye has come
-        self._learner_heard_s = now_s
+        self._presence.answered(now_s)
         self._known_inserted = max(self._known_inserted, inserted)
         # Credit counts from `inserted`. Blocks that are held no longer use none: the next one sent says so.
         first = self._outbox.next_held(self._known_inserted + 1)
         credit += max(0, (self._outbox.base if first is None else first) - self._known_inserted - 1)
         moved = inserted > self.inserted or credit > self.credit or durable > self.durable
         if inserted > self.inserted or credit > self.credit:
-            self._quiet_since_s = now_s
-            self._patience_s = self._config.resend_after_s
+            self._window.answered(now_s)
         self.inserted = max(self.inserted, inserted)
         self.credit = max(self.credit, credit)
-        while self._in_flight and self._in_flight[0][0] <= self.inserted:
-            self._in_flight_bytes -= self._in_flight.popleft()[1]
+        self._window.arrived(self.inserted)
         self._unsent = max(self._unsent, self.inserted + 1)
         if durable > self.durable:
             self.durable = durable
@@ -235,17 +180,13 @@ class ActorSession:
             in_air: the broker has not taken yet what was sent. On a slow link that explains the silence, and sending
                 again would only lengthen it; for `stuck_after_s`.
         """
-        if self.learner == "here" and now_s - self._learner_heard_s > self._config.learner_silent_s:
-            self.learner = "silent"
-        self._note_absence(now_s)
-        if self._absent():
+        self._presence.note(now_s)
+        if self._presence.absent:
             return
         lacks_credit = self._lacks_credit()
-        waiting = bool(self._in_flight) or lacks_credit
-        patience_s = max(self._patience_s, self._config.stuck_after_s) if in_air else self._patience_s
-        if waiting and now_s - self._quiet_since_s >= patience_s:
-            self._patience_s = min(2 * self._patience_s, self._config.resend_max_s)
-            self._quiet_since_s = now_s
+        at_least_s = self._config.stuck_after_s if in_air else 0.0
+        waiting = len(self._window) > 0 or lacks_credit
+        if waiting and self._window.silent_for_too_long(now_s, at_least_s=at_least_s):
             self._send_again()
             self._announce = self._announce or lacks_credit
 
@@ -274,7 +215,7 @@ class ActorSession:
     @property
     def link_up(self) -> bool:
         """Whether the link is up, as far as this session was told."""
-        return self._link_up
+        return self._presence.link_up
 
     @property
     def pending(self) -> int:
@@ -285,7 +226,7 @@ class ActorSession:
     def awaits_insertion(self) -> bool:
         """Whether blocks wait for a learner that is there and can be reached."""
         first = self._outbox.next_held(self.inserted + 1)
-        return not self._absent() and not self.sets_aside and (first is not None or not self._delivers_own)
+        return not self._presence.absent and not self.sets_aside and (first is not None or not self._delivers_own)
 
     @property
     def base(self) -> int:
@@ -295,29 +236,39 @@ class ActorSession:
     def blocked(self) -> Blocked:
         """Return "" when the loop may make another block, else why not."""
         if self._policy is None:
-            return self._absent() or "no policy"
+            return self._presence.absent or "no policy"
         if self._lockstep and (self._policy[0] != self.epoch or self._policy == self._spent):
-            return self._absent() or "waiting for the next policy"
+            return self._presence.absent or "waiting for the next policy"
         if self._outbox.fault:
             return "spool cannot be written"
-        return "spool full" if self._outbox.full else self._beyond_credit()
+        return self._full() if self._outbox.full else self._beyond_credit()
+
+    def _full(self) -> Blocked:
+        following = self._outbox.next_held(self._unsent)
+        lacks_credit = not self._window and following is not None and following >= self.credit
+        return spool_full(self._presence.absent, sets_aside=self.sets_aside, lacks_credit=lacks_credit)
+
+    @property
+    def absent_s(self) -> float:
+        """How long there has been no link or no learner, 0 while there are both."""
+        return self._presence.absent_s
 
     def _beyond_credit(self) -> Blocked:
-        absent = self._absent()
+        absent = self._presence.absent
         if self.learner == "left":
             return absent
         if self._delivers_own and self.next_sequence < self.credit:
             return ""
         if absent:
-            return "" if self._offline_s < self._config.max_offline_s else absent
+            return "" if self._presence.absent_s < self._config.max_offline_s else absent
         return "no credit" if self._delivers_own and self._unsent >= self.next_sequence else "catching up"
 
     def next_to_send(self, now_s: float) -> int | None:
         """Return the sequence to send now, or None; call `sent` before asking again."""
-        if self._absent() or self.sets_aside or not self._pace.allows(now_s):
+        if self._presence.absent or self.sets_aside or not self._pace.allows(now_s):
             return None
         sequence = self._outbox.next_held(max(self._unsent, self._outbox.base))
-        if sequence is None or sequence >= self.credit or not self._fits_in_flight():
+        if sequence is None or sequence >= self.credit or not self._window.open:
             return None
         self._unsent = sequence  # over what is held no longer
         return sequence
@@ -326,8 +277,7 @@ class ActorSession:
         """Block `sequence` is being handed to the link: said before, since an answer may come before that returns."""
         self._unsent = sequence + 1
         self._pace.spend(size_bytes)
-        self._in_flight.append((sequence, size_bytes))
-        self._in_flight_bytes += size_bytes
+        self._window.add(sequence, size_bytes)
         if sequence < self._sent_once:
             self.resends += 1
         else:
@@ -336,10 +286,7 @@ class ActorSession:
     def not_taken(self, sequence: int) -> None:
         """The link did not take block `sequence` after all: try again later."""
         self._unsent = min(self._unsent, max(sequence, self._first_unconfirmed()))
-        if self._in_flight and self._in_flight[-1][0] == sequence:
-            size_bytes = self._in_flight.pop()[1]
-            self._in_flight_bytes -= size_bytes
-            self._pace.spend(-size_bytes)
+        self._pace.spend(-self._window.take_back(sequence))
         if sequence == self._sent_once - 1:
             self._sent_once = sequence
 
@@ -349,7 +296,7 @@ class ActorSession:
 
     def announce_due(self, now_s: float) -> bool:
         """Return whether the device's birth is to be published now."""
-        return self._link_up and (self._announce or now_s - self._announced_s >= self._config.announce_every_s)
+        return self.link_up and (self._announce or now_s - self._announced_s >= self._config.announce_every_s)
 
     def request_announce(self) -> None:
         """Something in the birth changed: publish it again soon."""
@@ -366,39 +313,12 @@ class ActorSession:
     def _delivers_own(self) -> bool:
         return self.delivering == self._outbox.boot_id
 
-    def _absent(self) -> Literal["", "link down", "no learner", "learner left", "learner lost"]:
-        if not self._link_up:
-            return "link down"
-        if self.learner in ("lost", "silent"):
-            return "learner lost"
-        if self.learner == "left":
-            return "learner left"
-        return "" if self.learner == "here" else "no learner"
-
-    def _note_absence(self, now_s: float) -> None:
-        if not self._absent():
-            self._offline_since_s, self._offline_s = None, 0.0
-        else:
-            self._offline_since_s = now_s if self._offline_since_s is None else self._offline_since_s
-            self._offline_s = now_s - self._offline_since_s
-
-    def _heard(self, beat: int, now_s: float) -> None:
-        self.learner = "here"
-        self._learner_beat = beat
-        self._learner_heard_s = now_s
-
     def _lacks_credit(self) -> bool:
         """Whether the next block, sent or yet to be made, waits for credit."""
         following = self._outbox.next_held(self._unsent)
         if following is None:
             return self._delivers_own and self.next_sequence >= self.credit
         return following >= self.credit or (self._delivers_own and self.next_sequence >= self.credit)
-
-    def _fits_in_flight(self) -> bool:
-        config = self._config
-        return len(self._in_flight) < config.max_in_flight_blocks and (
-            self._in_flight_bytes < config.max_in_flight_bytes
-        )
 
     def _first_unconfirmed(self) -> int:
         return max(self.inserted + 1, self._outbox.base)
@@ -422,10 +342,8 @@ class ActorSession:
 
     def _send_again(self) -> None:
         self._unsent = self._first_unconfirmed()
-        self._in_flight.clear()
-        self._in_flight_bytes = 0
+        self._window.clear()
 
     def _go_back(self, now_s: float) -> None:
         self._send_again()
-        self._quiet_since_s = now_s
-        self._patience_s = self._config.resend_after_s
+        self._window.answered(now_s)

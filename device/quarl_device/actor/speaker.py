@@ -51,6 +51,10 @@ class Speaker:
     def _state(self, now_s: float) -> DeviceState:
         acting, standstill = self._shared.acting, self._shared.standstill
         blocked = standstill.lasting(now_s)
+        absent_s = self._shared.session.absent_s
+        if blocked.startswith("spool full") and absent_s:
+            # The learner may have been gone for long before the spool was full.
+            blocked += f" since {time.strftime('%H:%M:%S', time.gmtime(time.time() - absent_s))} UTC"
         return DeviceState(
             status="online",
             device=self._config.name,
@@ -76,8 +80,15 @@ class Speaker:
         base = session.base if session.delivering == self._boot_id else 0
         block = recorder.block(boot_id=self._boot_id, sequence=sequence, base=base, first_step=self._steps)
         payload = codec.encode(block)
+        session.block_made(
+            payload,
+            steps=steps,
+            first_step=self._steps,
+            epoch=acting.epoch,
+            version=acting.version,
+            now_s=time.monotonic(),
+        )
         self._steps += steps
-        session.block_made(payload, steps=steps, epoch=acting.epoch, version=acting.version, now_s=time.monotonic())
 
     def leave_block(self, recorder: Recorder) -> None:
         """Count what was recorded and is of no use: the learner's account of steps shows that it is missing."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from quarl_device.actor.backlog import BACKLOG_BLOCKS, Backlog, lasting
 from quarl_device.actor.inbox import Inbox
 from quarl_device.actor.shared import Shared
 from quarl_device.actor.speaker import Speaker
@@ -16,6 +17,7 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 0.1
 _TELEMETRY_PERIOD_S = 1.0
 _FLUSH_AFTER_S = 1.0
+_BACKLOG_PERIOD_S = 10.0
 
 
 class Ticker:
@@ -34,6 +36,8 @@ class Ticker:
         self._speaker = speaker
         self._inbox = inbox
         self._telemetry_due_s = 0.0
+        self._backlog = Backlog()
+        self._backlog_due_s = 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
 
@@ -70,6 +74,7 @@ class Ticker:
             if session.announce_due(now_s):
                 self._speaker.announce()
             self._speaker.send_blocks()
+            self._tell_backlog(now_s)
             if shared.loop is not None:
                 self._tell(shared.loop, now_s)
                 self._flush_slow_block(shared.loop, now_s)
@@ -82,6 +87,26 @@ class Ticker:
             self._telemetry_due_s = now_s + _TELEMETRY_PERIOD_S
             self._speaker.send_telemetry(loop, self._inbox, now_s)
         self._shared.tally.log_progress(loop, self._shared.standstill.reason, now_s)
+
+    def _tell_backlog(self, now_s: float) -> None:
+        """Say every ten seconds how far the delivery of what waits is, or what holds it up."""
+        if now_s < self._backlog_due_s:
+            return
+        self._backlog_due_s = now_s + _BACKLOG_PERIOD_S
+        outbox, session = self._shared.outbox, self._shared.session
+        self._backlog.note(outbox.pending_bytes, now_s)
+        if session.pending <= BACKLOG_BLOCKS:
+            return
+        reason = session.blocked()
+        held_up = f"; {reason}" if reason else ""
+        held_up += f" for {lasting(session.absent_s)}" if reason and session.absent_s else ""
+        _LOG.info(
+            "%s blocks (%s KiB) wait for the learner: %s%s",
+            f"{session.pending:,}",
+            f"{outbox.pending_bytes / 1024:,.0f}",
+            self._backlog.delivery,
+            held_up,
+        )
 
     def _flush_slow_block(self, loop: Loop, now_s: float) -> None:
         """Ask for a block that has been in the making for long, but never in lockstep, where blocks have one length."""

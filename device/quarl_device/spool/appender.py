@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Appender:
         self._doubtful: dict[Path, int] = {}  # files of an fsync that failed, with their size then
         self._dirty = False
         self._synced_s = 0.0
+        self._syncing = threading.Lock()
         self.file = -1
         self.size_bytes = 0
         self.bytes_written = 0
@@ -120,29 +122,33 @@ class Appender:
     def sync_job(self) -> Callable[[], None]:
         """Return a function that brings everything written so far to the disk.
 
-        It may run beside anything but another one: what it reads and writes is never changed by `append`.
+        It may run beside anything: what it reads and writes is never changed by `append`. Two of them take turns.
         """
-        doubtful, files, pinned = self._doubtful, self._ended, self._pinned
+        files, pinned = self._ended, self._pinned
         self._ended, self._pinned, self._dirty = {}, [], False
         if self.file >= 0:
             files[self._path] = self.size_bytes
 
         def sync() -> None:
-            try:
-                for path, size_bytes in (doubtful | files).items():
-                    _sync(path, rewrite_bytes=size_bytes if path in doubtful else 0)
-                sync_directory(self._directory)
-            except OSError as cause:
-                self._doubtful = doubtful | files
-                self.fault = f"{cause.strerror}"
-                _LOG.error("spool %s cannot be synced: %s", self._directory, cause.strerror)
-            else:
-                self._doubtful, self.fault = {}, ""
-            finally:
-                for file in pinned:
-                    os.close(file)
+            with self._syncing:
+                self._sync_all(files)
+            for file in pinned:
+                os.close(file)
 
         return sync
+
+    def _sync_all(self, files: dict[Path, int]) -> None:
+        doubtful = self._doubtful
+        try:
+            for path, size_bytes in (doubtful | files).items():
+                _sync(path, rewrite_bytes=size_bytes if path in doubtful else 0)
+            sync_directory(self._directory)
+        except OSError as cause:
+            self._doubtful = doubtful | files
+            self.fault = f"{cause.strerror}"
+            _LOG.error("spool %s cannot be synced: %s", self._directory, cause.strerror)
+        else:
+            self._doubtful, self.fault = {}, ""
 
     def close(self) -> None:
         """Close every file as it is."""

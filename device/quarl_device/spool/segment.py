@@ -1,15 +1,53 @@
-"""One segment file of a spool, and which of its blocks are still held."""
+"""One segment file of a spool, and which of its blocks are still held.
+
+Its name says where it begins, for nothing within a file is safe from damage to it::
+
+    <number of the file>-<life>-<sequence of its first block>-<steps of the life before that>.qs
+"""
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from quarl_device.spool.records import HEADER_BYTES, Header
 
 SUFFIX = ".qs"
+_NAME = re.compile(r"(\d{20})(?:-([0-9a-f]{16})-(\d{1,16})-(\d{1,16}))?\.qs")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a file belongs, as its name says it.
+
+    Attributes:
+        number: files are in this order.
+        life: boot id of the life that wrote it, "" in names of version 1.
+        sequence: of its first block.
+        first_step: steps that the life had made before it.
+    """
+
+    number: int
+    life: str = ""
+    sequence: int = 0
+    first_step: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return f"{self.number:020d}-{self.life}-{self.sequence}-{self.first_step}{SUFFIX}"
+
+
+def read_name(name: str) -> Place | None:
+    """Return where a file belongs, `None` for one that is no segment."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    return Place(int(found[1]), found[2] or "", int(found[3] or 0), int(found[4] or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +58,20 @@ class Entry:
         sequence: of the block.
         offset: of its record.
         size_bytes: of its record.
+        first_step: steps that its life had made before it.
         steps: environment steps in it.
     """
 
     sequence: int
     offset: int
     size_bytes: int
+    first_step: int
     steps: int
 
 
 @dataclass(kw_only=True)
 class Segment:
-    """The blocks of one life and one task in one file; 20 bytes of memory a block.
+    """The blocks of one life and one task in one file; 28 bytes of memory a block.
 
     Attributes:
         path: of the file; names order the files.
@@ -45,6 +85,7 @@ class Segment:
     _sequences: array[int] = field(default_factory=lambda: array("Q"), repr=False)
     _offsets: array[int] = field(default_factory=lambda: array("I"), repr=False)
     _lengths: array[int] = field(default_factory=lambda: array("I"), repr=False)
+    _first_steps: array[int] = field(default_factory=lambda: array("Q"), repr=False)
     _steps: array[int] = field(default_factory=lambda: array("I"), repr=False)
     _freed: int = 0  # entries before this one are freed
 
@@ -66,6 +107,7 @@ class Segment:
         self._sequences.append(header.sequence)
         self._offsets.append(offset)
         self._lengths.append(header.length)
+        self._first_steps.append(header.first_step)
         self._steps.append(header.steps)
 
     def entry(self, sequence: int) -> Entry | None:
@@ -94,8 +136,10 @@ class Segment:
         """Hold one no longer, wherever it is."""
         place = self._place(sequence)
         found = self.entry(sequence)
+        if found is not None and place == self._freed:
+            return self.pop_first()
         if found is not None:
-            for column in (self._sequences, self._offsets, self._lengths, self._steps):
+            for column in (self._sequences, self._offsets, self._lengths, self._first_steps, self._steps):
                 del column[place]
         return found
 
@@ -104,4 +148,9 @@ class Segment:
 
     def _entry(self, place: int) -> Entry:
         size_bytes = HEADER_BYTES + self._lengths[place]
-        return Entry(self._sequences[place], self._offsets[place], size_bytes, self._steps[place])
+        first_step, steps = self._first_steps[place], self._steps[place]
+        return Entry(self._sequences[place], self._offsets[place], size_bytes, first_step, steps)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the blocks that are held."""
+        return map(self._entry, range(self._freed, len(self._sequences)))

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from quarl_device.actor.outbox import Outbox, WhenFull
 from quarl_device.errors import UsageError
+from quarl_device.wire.loss import read_loss
 
 BOOT_ID = "00000000000000b0"
 MAX_BYTES = 256 * 1024
@@ -110,11 +111,29 @@ def check_when_full_the_oldest_leave_and_are_counted(make: MakeOutbox) -> None:
         outbox.put(sequence, _BLOCK, steps=16)
         assert not outbox.full
     assert outbox.pending_bytes <= MAX_BYTES
-    assert outbox.dropped_blocks == outbox.base == 100 - len(outbox) > 0
-    assert outbox.dropped_steps == 16 * outbox.dropped_blocks
-    assert outbox.get(outbox.base - 1) is None
-    assert outbox.get(outbox.base) == outbox.get(99) == _BLOCK
-    assert outbox.gap_before(outbox.base) == (), "what lies below base is said by base"
+    dropped = outbox.dropped_blocks
+    assert dropped == 101 - len(outbox) > 1, "what is dropped is held as one loss"
+    assert outbox.dropped_steps == 16 * dropped
+    _tells(outbox, first=0, last=dropped - 1, steps=16 * dropped)
+    assert outbox.get(dropped) == outbox.get(99) == _BLOCK
+    assert outbox.next_held(dropped) == dropped
+    assert outbox.gap_before(dropped) == ()
+
+
+def check_a_loss_leaves_as_a_block_does(make: MakeOutbox) -> None:
+    """It is held until its last block is done with, whatever part of it the learner has."""
+    outbox = _made(make, when_full="drop-oldest")
+    for sequence in range(100):
+        outbox.put(sequence, _BLOCK, steps=16)
+    last = outbox.dropped_blocks - 1
+    held = len(outbox)
+    assert outbox.free(last - 1) == 0
+    assert (outbox.free(last), len(outbox), outbox.base) == (1, held - 1, last + 1)
+    for sequence in range(100, 130):
+        outbox.put(sequence, _BLOCK, steps=16)
+    _tells(outbox, first=last + 1, last=outbox.dropped_blocks - 1, steps=16 * (outbox.dropped_blocks - 1 - last))
+    outbox.begin_task("another")
+    assert (len(outbox), outbox.base) == (0, 130), "of another task nobody is told"
 
 
 def check_a_block_over_the_cap_drops_all_others(make: MakeOutbox) -> None:
@@ -123,7 +142,8 @@ def check_a_block_over_the_cap_drops_all_others(make: MakeOutbox) -> None:
     for sequence in range(5):
         outbox.put(sequence, _BLOCK, steps=1)
     outbox.put(5, b"x" * 2 * MAX_BYTES)
-    assert (len(outbox), outbox.base, outbox.dropped_blocks) == (1, 5, 5)
+    assert (len(outbox), outbox.next_held(5), outbox.dropped_blocks) == (2, 5, 5)
+    _tells(outbox, first=0, last=4, steps=5)
 
 
 def check_another_task_drops_what_was_made_for_the_one_before(make: MakeOutbox) -> None:
@@ -165,6 +185,7 @@ OUTBOX_CHECKS: tuple[OutboxCheck, ...] = (
     check_it_is_full_at_its_cap_and_not_for_ever,
     check_a_block_of_any_size_fits_an_empty_one,
     check_when_full_the_oldest_leave_and_are_counted,
+    check_a_loss_leaves_as_a_block_does,
     check_a_block_over_the_cap_drops_all_others,
     check_another_task_drops_what_was_made_for_the_one_before,
     check_upkeep_and_close_lose_nothing,
@@ -173,6 +194,15 @@ OUTBOX_CHECKS: tuple[OutboxCheck, ...] = (
 
 def _made(make: MakeOutbox, when_full: WhenFull = "block") -> Outbox:
     return make(BOOT_ID, max_bytes=MAX_BYTES, when_full=when_full)
+
+
+def _tells(outbox: Outbox, *, first: int, last: int, steps: int) -> None:
+    assert (outbox.base, outbox.next_held(0)) == (first, last)
+    payload = outbox.get(last)
+    loss = None if payload is None else read_loss(payload)
+    assert loss is not None, "no loss"
+    assert (loss.boot_id, loss.sequence, loss.base, loss.lost_steps) == (outbox.delivering, last, first, steps)
+    assert outbox.gap_before(last) == (((first, last - 1),) if first < last else ())
 
 
 def _fill(outbox: Outbox) -> int:

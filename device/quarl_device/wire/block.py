@@ -246,6 +246,8 @@ class BlockCodec:
                 f"block: {len(payload)} bytes, expected {body_start + layout.body_bytes} for its sizes"
             )
         stamp = read_metadata(payload[mark:body_start])
+        if stamp.lost_steps is not None:
+            raise PayloadRefused("block: it has rows, and says that they are lost")
         record = np.ndarray((), layout.record, payload, body_start)
         self._check_values(record)
         self._check_ends(record, layout)

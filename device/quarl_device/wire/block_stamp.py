@@ -14,7 +14,7 @@ from quarl_device.wire.block_spec import BLOCK_SCHEMA, MAX_DROPPED_RANGES, MAX_S
 from quarl_device.wire.limits import MAX_BLOCK_HEADER_BYTES
 
 METADATA_BYTES = 2560
-"""No metadata are longer: 64 dropped ranges of 34 characters, and less than 200 more."""
+"""No metadata are longer: 64 dropped ranges of 34 characters, and less than 250 more."""
 METADATA_MARK = b'"__metadata__":'
 _DIGITS = rb"(0|[1-9][0-9]{0,15})"
 _METADATA = re.compile(
@@ -25,7 +25,9 @@ _METADATA = re.compile(
     + rb'","first_step":"'
     + _DIGITS
     # The padding that makes the tensor bytes start at a multiple of 8.
-    + rb'","dropped":"([0-9,-]*)"\}\} {0,7}'
+    + rb'","dropped":"([0-9,-]*)"(?:,"lost_steps":"'
+    + _DIGITS
+    + rb'")?\}\} {0,7}'
 )
 _BOOT_ID = re.compile(r"[0-9a-f]{16}")
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})")
@@ -33,13 +35,18 @@ _RANGE = re.compile(r"(0|[1-9][0-9]{0,15})-(0|[1-9][0-9]{0,15})")
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """A block's place in its stream; see `Block`."""
+    """A block's place in its stream; see `Block`.
+
+    Attributes:
+        lost_steps: of what stands in a lost block's place (`wire/loss`), `None` in a block.
+    """
 
     boot_id: str
     sequence: int
     base: int
     first_step: int = 0
     dropped: tuple[tuple[int, int], ...] = ()
+    lost_steps: int | None = None
 
 
 def read_stamp(payload: bytes) -> Stamp:
@@ -93,9 +100,11 @@ def _metadata(stamp: Stamp | Block) -> bytes:
     fault = _metadata_fault(stamp.sequence, stamp.base, stamp.first_step, stamp.dropped)
     if fault or not _BOOT_ID.fullmatch(stamp.boot_id):
         raise SpaceMismatch(f"block metadata do not hold: {fault or f'boot id {stamp.boot_id[:40]!r}'}")
+    lost_steps = stamp.lost_steps if isinstance(stamp, Stamp) else None
+    lost = "" if lost_steps is None else f',"lost_steps":"{lost_steps}"'
     return (
         f'"__metadata__":{{"schema":"{BLOCK_SCHEMA}","boot_id":"{stamp.boot_id}","sequence":"{stamp.sequence}",'
-        f'"base":"{stamp.base}","first_step":"{stamp.first_step}","dropped":"{dropped}"}}}}'
+        f'"base":"{stamp.base}","first_step":"{stamp.first_step}","dropped":"{dropped}"{lost}}}}}'
     ).encode()
 
 
@@ -118,7 +127,17 @@ def read_metadata(text: bytes) -> Stamp:
     fault = _metadata_fault(sequence, base, first_step, dropped)
     if fault:
         raise PayloadRefused(f"block: {fault}")
-    return Stamp(boot_id=found[1].decode(), sequence=sequence, base=base, first_step=first_step, dropped=dropped)
+    lost_steps = None if found[6] is None else int(found[6])
+    if lost_steps is not None and first_step + lost_steps > MAX_SEQUENCE:
+        raise PayloadRefused(f"block: steps {first_step} to {first_step + lost_steps} lost: not in 0..{MAX_SEQUENCE}")
+    return Stamp(
+        boot_id=found[1].decode(),
+        sequence=sequence,
+        base=base,
+        first_step=first_step,
+        dropped=dropped,
+        lost_steps=lost_steps,
+    )
 
 
 def _metadata_fault(sequence: int, base: int, first_step: int, dropped: tuple[tuple[int, int], ...]) -> str:

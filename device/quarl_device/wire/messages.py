@@ -149,7 +149,7 @@ class DeviceState:
         actor_index: picks this actor's exploration value.
         runtime: name and version of the inference runtime.
         package: version of quarl-edge-device.
-        blocked: why it stands still, such as "no learner", "no credit" or "spool full"; "" if it runs.
+        blocked: why it stands still, such as "no learner", "no credit" or "spool full: no learner"; "" if it runs.
         blocked_since_unix_s: since when, 0 if it runs.
     """
 

@@ -1,0 +1,121 @@
+"""`quarl-device spool`: what waits is shown as it is, and what is given up is lost and told."""
+
+import json
+
+import pytest
+
+from quarl_device.cli import main
+from quarl_device.spool import recovery
+from quarl_device.spool.config import SpoolConfig
+from quarl_device.spool.disk import DiskSpool
+from quarl_device.wire.loss import read_loss
+
+A, B, C = ("00000000000000" + end for end in ("aa", "bb", "cc"))
+CONFIG = SpoolConfig(max_bytes=64 * 1024)
+
+
+def fill(directory, life, count, steps=4):
+    spool = DiskSpool(directory, boot_id=life, config=CONFIG)
+    for sequence in range(count):
+        spool.put(sequence, f"{life} {sequence}".encode() * 100, steps=steps)
+    return spool
+
+
+@pytest.fixture
+def pi(tmp_path):
+    """Return the spool of a device with two lives that left something."""
+    directory = tmp_path / "spool" / "lab.pi"
+    for life, count in ((A, 12), (B, 3)):
+        fill(directory, life, count)._let_go()
+    return directory
+
+
+def said(capsys, tmp_path, *words):
+    status = main(["spool", *words, "--state-dir", str(tmp_path), "--format", "json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def held(directory):
+    spool = DiskSpool(directory, boot_id=C, config=CONFIG)
+    found = []
+    while len(spool):
+        sequence = spool.next_held(spool.base)
+        loss = read_loss(spool.get(sequence))
+        found.append((spool.delivering, sequence, loss and loss.lost_steps))
+        spool.free(sequence)
+    spool._let_go()
+    return found
+
+
+def test_it_shows_every_spool_and_changes_nothing(pi, tmp_path, capsys):
+    (tmp_path / "spool" / "lab.other").mkdir()
+    before = {path.name: path.read_bytes() for path in pi.iterdir()}
+    status, listing = said(capsys, tmp_path, "ls")
+    other, mine = listing["spools"]
+    assert (status, other) == (0, {"name": "lab.other", "in_use": False, "lives": [], "aside": []})
+    assert [(life["boot_id"], life["blocks"], life["steps"]) for life in mine["lives"]] == [(A, 12, 48), (B, 3, 12)]
+    assert {path.name: path.read_bytes() for path in pi.iterdir()} == before
+    assert main(["spool", "ls", "--state-dir", str(tmp_path)]) == 0
+    assert f"  {A}  12 blocks, 48 steps, 22 KiB" in capsys.readouterr().out
+
+
+def test_a_file_that_an_agent_removes_meanwhile_is_looked_for_no_longer(pi, tmp_path, capsys, monkeypatch):
+    real, once = recovery._read, []
+
+    def read(path):
+        if not once:
+            once.append(path)
+            path.unlink()
+        return real(path)
+
+    monkeypatch.setattr(recovery, "_read", read)
+    status, listing = said(capsys, tmp_path, "ls")
+    assert (status, len(listing["spools"][0]["lives"])) == (0, 2)
+
+
+def test_no_spools_are_no_fault(tmp_path, capsys):
+    assert said(capsys, tmp_path, "ls") == (0, {"spools": []})
+
+
+def test_the_blocks_of_one_life_are_given_up_and_told(pi, tmp_path, capsys):
+    status, answer = said(capsys, tmp_path, "discard", "lab.pi", "--boot", A)
+    assert (status, [life["blocks"] for life in answer["discarded"]["lives"]]) == (0, [12])
+    _, listing = said(capsys, tmp_path, "ls")
+    lives = {life["boot_id"]: life for life in listing["spools"][0]["lives"]}
+    assert (lives[A]["blocks"], lives[A]["lost_blocks"], lives[A]["lost_steps"]) == (0, 12, 48)
+    assert (lives[B]["blocks"], lives[B]["lost_blocks"]) == (3, 0)
+    assert held(pi) == [(A, 11, 48), (B, 0, None), (B, 1, None), (B, 2, None)]
+
+
+def test_all_are_given_up_with_what_was_set_aside(pi, tmp_path, capsys):
+    (pi / ("0" * 20 + ".qs.aside")).write_bytes(b"junk")
+    status, answer = said(capsys, tmp_path, "discard", "lab.pi", "--all")
+    assert (status, answer["discarded"]["aside"]) == (0, ["0" * 20 + ".qs.aside"])
+    assert list(pi.glob("*.aside")) == []
+    assert sum(path.stat().st_size for path in pi.glob("*.qs")) < 1_000, "the space is given back"
+    assert held(pi) == [(A, 11, 48), (B, 2, 12)]
+
+
+def test_what_an_agent_uses_is_shown_and_not_touched(pi, tmp_path, capsys):
+    agent = fill(pi, C, 1)
+    _, listing = said(capsys, tmp_path, "ls")
+    assert listing["spools"][0]["in_use"]
+    status, answer = said(capsys, tmp_path, "discard", "lab.pi", "--all")
+    assert (status, answer["error"]["kind"]) == (53, "SpoolInUse")
+    agent.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lab.nobody", "--all"], "there is no spool"),
+        (["../lab.pi", "--all"], "is no name of a spool"),
+        (["lab.pi", "--boot", "f" * 16], f"but of {A}, {B}"),
+        (["lab.pi"], "one of the arguments --boot --all is required"),
+        (["lab.pi", "--boot", A, "--all"], "not allowed with"),
+    ],
+)
+def test_what_does_not_fit_gives_nothing_up(pi, tmp_path, capsys, words, message):
+    status, answer = said(capsys, tmp_path, "discard", *words)
+    assert (status, message in answer["error"]["message"]) == (2, True), answer
+    assert len(held(pi)) == 15
