@@ -144,6 +144,12 @@ def forced_checks(provenance: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(code)[:8] for code in codes[:32]) if isinstance(codes, list) else ()
 
 
+def assumptions(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what the file's source did not say and was decided for it, in words, () where nothing is named."""
+    notes = provenance.get("assumed")
+    return tuple(str(note)[:300] for note in notes[:32]) if isinstance(notes, list) else ()
+
+
 def read_policy(data: bytes, *, sha256: str = "") -> PolicyFile:
     """Return the policy in a file's bytes, of any origin.
 

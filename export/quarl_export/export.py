@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import quarl_export
 from quarl_device.errors import ModelFileError, SelfTestError
 from quarl_device.files import check_target, write_atomic
-from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
+from quarl_device.policy_file import PolicyFile, assumptions, read_policy, read_policy_path
 from quarl_export.calibration import CalibrationData
 from quarl_export.checkpoint import PolicyCheckpoint, load_policy
 from quarl_export.checks.report import CheckResult
@@ -49,6 +49,8 @@ class ExportReport:
         sha256: hex digest of the file.
         scheme: "int8", ...
         env: gymnasium id, "" if the policy names none.
+        head: how its outputs become actions: "q_values", ...
+        assumed: what the source does not say and was decided for it, in words.
         golden_vectors: how many observations are in it.
         max_lsb_error: largest difference between the file in the TFLite runtime and the fake-quantized network with
             biases on the int32 grid, in LSB of the output, over the golden observations; `None` for a scheme without.
@@ -71,6 +73,8 @@ class ExportReport:
     max_lsb_error_random: int | None
     observations_compared: int
     runtime: str
+    head: str = ""
+    assumed: tuple[str, ...] = ()
     checks: tuple[CheckResult, ...] = ()
     forced: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -169,6 +173,8 @@ def _write(built: BuiltFile, model: Path, *, errors: tuple[int, int] | None = No
         max_lsb_error_random=judged,
         observations_compared=_PARITY_SAMPLES if errors else built.subject.count,
         runtime=f"{runtime.name} {runtime.version}",
+        head=written.contract.head.kind,
+        assumed=assumptions(written.provenance),
         checks=built.checks,
         forced=built.forced,
         warnings=tuple(map(str, built.subject.source.provenance.get("warnings", ()))),

@@ -44,7 +44,7 @@ def write_export_report(built: BuiltFile, directory: Path, *, model: Path) -> Pa
         arrays: dict[str, Any] = {key: _joined(array, stacks[key]) for key, array in subject.observations.items()}
         np.savez(rows, **arrays)
         comparison = compare_files(reference, quantized, observations=rows, same_policy=True)
-    return write_report(_named(comparison, model), directory)
+    return write_report(_named(comparison, model), directory, checks=built.checks)
 
 
 def _named(comparison: Comparison, model: Path) -> Comparison:

@@ -25,6 +25,7 @@ from quarl_export.checks.subject import Subject
 from quarl_export.compare import difference
 from quarl_export.golden import run_goldens
 from quarl_export.ir import ImportedPolicy
+from quarl_export.layer_scopes import LAYERS, scope_names
 from quarl_export.metadata import attach, complete_policy
 from quarl_export.observations import Judging, golden_rows, judging
 from quarl_export.quantizers import MIN_WEIGHT_RANGE
@@ -303,4 +304,6 @@ def _provenance(source: ImportedPolicy, options: ExportOptions, ready: Prepared)
         "center_q": options.center_q,
         "ranges": dict(ready.found_by),
     }
+    if scheme.scheme == "int8":
+        made[LAYERS] = scope_names(source.graph)
     return {**source.provenance, "quarl_export": quarl_export.__version__, "export": made}

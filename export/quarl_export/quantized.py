@@ -20,6 +20,7 @@ from quarl_export.ir.layers import WEIGHTED, Layer
 from quarl_export.ir.policy_graph import FIXED_RANGES, ImportedPolicy, PolicyGraph
 from quarl_export.keras2 import keras, tf
 from quarl_export.kernels import is_convertible, layer_scales
+from quarl_export.layer_scopes import layer_scope
 from quarl_export.patch.values import PolicyValues, clip_bound, is_tied, normalizer_arrays
 from quarl_export.range_plan import QuantizationOptions, Range, RangePlan, plan_ranges
 from quarl_export.wide import widened
@@ -153,14 +154,15 @@ class _Network(keras.layers.Layer):  # type: ignore[misc]
         for item, tensor in zip(graph.inputs, inputs, strict=True):
             if item.key in self._plan.live:
                 self._store(item.key, self._normalized(item.key, tensor), exact, gridded)
-        for layer in graph.layers:
+        for place, layer in enumerate(graph.layers):
             if layer.name not in self._plan.live:
                 continue
             operands = [(exact if layer.name in floats else gridded)[name] for name in layer.inputs]
             if layer.name in floats and self._plan.is_drawn_to_int8(layer):
                 operands = [_opaque(operand) for operand in operands]
-            result = _RUN[layer.kind](layer, operands, self._arrays(layer))
-            self._store(layer.name, result, exact, gridded)
+            with tf.name_scope(layer_scope(place)):
+                result = _RUN[layer.kind](layer, operands, self._arrays(layer))
+                self._store(layer.name, result, exact, gridded)
         return [exact[name] for name in graph.outputs.values()]
 
     def _store(self, name: str, tensor: Any, exact: dict[str, Any], gridded: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ seen, found by counting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,8 @@ _SIGN = np.uint32(1 << 31)
 MIN_WIDTH = 1e-3
 # Beyond these the activation that follows does not move by half an int8 step any more; a gaussian head's tanh, which
 # the device computes in float, not by 1 in 10,000.
-_SATURATED = {"tanh": 4.0, "sigmoid": 8.0}
-_SQUASHED = 5.0
+SATURATED: Mapping[str, float] = {"tanh": 4.0, "sigmoid": 8.0}
+SQUASHED = 5.0
 
 
 def find_ranges(
@@ -76,10 +76,10 @@ def saturation_limits(policy: ImportedPolicy) -> dict[str, float]:
     limits = {}
     for layer in graph.layers:
         kinds = {user.kind for user in graph.consumers(layer.name)}
-        if len(kinds) == 1 and kinds <= set(_SATURATED) and layer.name not in graph.outputs.values():
-            limits[layer.name] = _SATURATED[kinds.pop()]
+        if len(kinds) == 1 and kinds <= set(SATURATED) and layer.name not in graph.outputs.values():
+            limits[layer.name] = SATURATED[kinds.pop()]
     if head.squash == "tanh" and not graph.consumers(graph.outputs["mean"]):
-        limits[graph.outputs["mean"]] = _SQUASHED
+        limits[graph.outputs["mean"]] = SQUASHED
     return limits
 
 

@@ -30,7 +30,11 @@ frame.addEventListener("load", () => {
     background: view.getComputedStyle(page.body).backgroundColor, ink: view.getComputedStyle(page.body).color,
     headings: [...page.querySelectorAll("h1, h2")].map(h => h.textContent),
     crosses: page.querySelectorAll("path.other").length, points: page.querySelectorAll("circle.same").length,
-    scripts: page.querySelectorAll("script").length, rows: page.querySelectorAll("tbody tr").length,
+    scripts: page.querySelectorAll("script").length, rows: page.querySelectorAll("#table tbody tr").length,
+    checks: [...page.querySelectorAll("#checks tbody tr")].map(row => [...row.cells].map(cell => cell.innerText)),
+    checksTop: Math.min(...[...page.querySelectorAll("#checks")].map(section => box(section).top)),
+    findingsTop: box(page.querySelector("#findings")).top,
+    verdicts: [...page.querySelectorAll("#checks .verdict")].map(cell => view.getComputedStyle(cell).color),
     loads: [...page.querySelectorAll("[src], link")].length,
     requests: view.performance.getEntriesByType("resource").length,
   };

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 from headless_browser import measure, screenshot
 from PIL import Image
+from policy_factory import mlp, rows
 from report_pairs import PAIRS, compared, pair
 
 from quarl_device.errors import ModelFileError, UsageError
+from quarl_export.calibration import CalibrationData
+from quarl_export.checks.report import CheckResult
+from quarl_export.export_report import write_export_report
+from quarl_export.pipeline import ExportOptions, build_file
 from quarl_export.reports import compare_files, write_report
 from quarl_export.reports.charts import _ticks, histogram, scatter
 from quarl_export.reports.page import decibel, number, render_page
+from quarl_export.schemes import SchemeOptions
 
 PHONE, DESK = 360, 1280
 
@@ -49,6 +55,59 @@ def test_every_chart_is_drawn(on_a_desk):
     assert len(on_a_desk["paths"]) == histograms
     assert all(width > 100 and height > 60 for width, height in on_a_desk["charts"])
     assert all(width > 100 and height > 20 for width, height in on_a_desk["paths"])
+
+
+@pytest.fixture(scope="module")
+def built():
+    policy = mlp()
+    data = CalibrationData.checked(policy.contract, rows(policy, 256), source="test")
+    # So few bits that some check fails.
+    coarse = ExportOptions(scheme=SchemeOptions(weight_bits=2), force=True)
+    return {
+        "passed": build_file(policy, ExportOptions(), data=data),
+        "forced": build_file(policy, coarse, data=data),
+    }
+
+
+@pytest.mark.parametrize("name", ["passed", "forced"])
+def test_an_export_shows_its_checks_first(built, name, tmp_path):
+    """Every check with its verdict, what it measured and may be, as the command tells them."""
+    checks = built[name].checks
+    page = write_export_report(built[name], tmp_path / "page", model=tmp_path / "model.tflite")
+    seen = measure(page, tmp_path, width=PHONE)
+    assert seen["checksTop"] < seen["findingsTop"]
+    assert seen["wide"] == []
+    assert seen["checks"] == [
+        [
+            f"{check.code} {check.name}",
+            check.standing,
+            "–" if check.value is None else f"{check.value:.4g}",
+            "–" if check.limit is None else f"{'≥' if check.code in ('Q05', 'Q10') else '≤'} {check.limit:.4g}",
+            check.message,
+        ]
+        for check in checks
+    ]
+    standings = [check.standing for check in checks]
+    assert {"passed", "not judged"} <= set(standings)
+    assert ("FAILED" in standings) is (name == "forced")
+    # Who looks for what failed finds it by its colour.
+    colours = dict(zip(standings, seen["verdicts"], strict=True))
+    assert len(set(colours.values())) == len({standing for standing in colours if standing != "advisory"})
+    assert ("Written with --force although" in page.read_text()) is (name == "forced")
+    beside = json.loads((page.parent / "compare.json").read_text())["checks"]
+    assert [each["code"] for each in beside] == [f"Q{n:02}" for n in range(1, 14)]
+
+
+def test_a_comparison_has_no_checks_to_show(on_a_desk, page):
+    assert on_a_desk["checks"] == []
+    assert "checks" not in json.loads((page.parent / "compare.json").read_text())
+
+
+def test_what_a_check_says_is_text():
+    evil = CheckResult(code="Q01", passed=False, message="<script>alert(1)</script>", value=-0.5, limit=0.0)
+    text = render_page(compared("arm"), [evil])
+    assert "<script" not in text
+    assert "<td>−0.5</td><td>≤ 0</td>" in text
 
 
 def test_longer_bars_are_smaller_errors(on_a_desk):

@@ -11,7 +11,7 @@ from quarl_device.errors import ModelFileError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import app, main
-from quarl_edge.cli.export import _told
+from quarl_edge.cli.export_result import told as row
 from quarl_export.checks.report import CheckResult
 
 ZIP = Path(__file__).parents[1] / "data" / "sb3" / "dqn_cartpole.zip"
@@ -88,6 +88,33 @@ def test_doubtful_statistics_are_shown_in_text_and_json(tmp_path, capsys):
     assert "another agent's" in told["warnings"][0]
     assert main(["export", *map(str, words)]) == 0
     assert "WARNING" in capsys.readouterr().out.splitlines()[2]
+
+
+def test_head_and_what_was_assumed_are_told_and_stay_in_the_file(tmp_path, capsys):
+    """A Keras model without names of roles or an environment leaves the head to be guessed."""
+    source, model = ZIP.parents[1] / "keras3" / "elu.keras", tmp_path / "m.tflite"
+    words = [model, "--from", source, "--scheme", "float16"]
+    code, told, _ = run(capsys, *words)
+    assert (code, told["head"]) == (0, "q_values")
+    assert any("q_values" in note for note in told["assumed"])
+    assert main(["export", *map(str, words)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "head │ q_values" in shown
+    assert "assumed │" in shown
+    assert main(["inspect", str(model), "--no-load", "--format", "json"]) == 0
+    looked = json.loads(capsys.readouterr().out)
+    assert (looked["head"], looked["assumed"]) == ("q_values", told["assumed"])
+    assert main(["inspect", str(model), "--no-load"]) == 0
+    assert f"  assumed     {told['assumed'][0]}" in capsys.readouterr().out
+
+
+def test_nothing_is_assumed_of_a_file_that_says_all(tmp_path, capsys):
+    source = ZIP.parents[1] / "reports" / "cartpole_float.tflite"
+    words = [tmp_path / "m.tflite", "--from", source, "--scheme", "float16", "--episodes", 0]
+    code, told, _ = run(capsys, *words)
+    assert (code, told["head"], told["assumed"]) == (0, "q_values", [])
+    assert main(["export", *map(str, words)]) == 0
+    assert "│ assumed" not in capsys.readouterr().out
 
 
 def test_a_layer_that_needs_float_is_refused_with_the_words_that_keep_it(tmp_path, capsys, recorded):
@@ -210,7 +237,7 @@ def test_the_text_form_names_every_check(tmp_path, capsys, recorded):
 
 
 def test_choices_are_those_of_the_library_and_refused_before_it_is_loaded():
-    from quarl_edge.cli import export as command
+    from quarl_edge.cli import export_options as command
     from quarl_export.calibration.rules import RangeRule
     from quarl_export.checks.op_versions import RUNTIMES
     from quarl_export.schemes import IO_TYPES, SCHEMES
@@ -297,7 +324,7 @@ def test_a_compiler_that_fails_does_not_hide_the_page(tmp_path, capsys, monkeypa
     def fail(_):
         raise ModelFileError("compiled model cannot be written")
 
-    monkeypatch.setattr("quarl_edge.cli.export.compile_where_possible", fail)
+    monkeypatch.setattr("quarl_edge.cli.export_extras.compile_where_possible", fail)
     monkeypatch.setattr("quarl_export.export_report.write_export_report", lambda *_, **__: tmp_path / "index.html")
     words = (tmp_path / "m.tflite", "--from", ZIP, "--scheme", "float32", "--report", tmp_path / "page", "--edge-tpu")
     code, told, _ = run(capsys, *words)
@@ -347,7 +374,7 @@ def test_options_that_nothing_would_use_are_refused_with_what_would(tmp_path, ca
     ],
 )
 def test_a_row_says_how_its_check_came_out(result, says):
-    assert _told(result) == says
+    assert row(result) == says
 
 
 def test_stages_are_told_where_nobody_sits_at_a_terminal(tmp_path, capsys, recorded):

@@ -16,7 +16,7 @@ from quarl_device.inspect.op_versions import TARGETS, Loadability, loadability
 from quarl_device.inspect.probe import Probe, probe
 from quarl_device.inspect.tensors import Size, describe_operator, describe_tensor, measure, scheme_of
 from quarl_device.lint import check_runnable
-from quarl_device.policy_file import METADATA_NAME, PolicyFile, forced_checks, read_policy
+from quarl_device.policy_file import METADATA_NAME, PolicyFile, assumptions, forced_checks, read_policy
 from quarl_device.sources import pointing_at_export
 
 MAX_INSPECT_BYTES = 512 * 1024 * 1024
@@ -61,6 +61,11 @@ class Inspection:
         return () if self.policy is None else forced_checks(self.policy.provenance)
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        """What its source did not say and the export decided."""
+        return () if self.policy is None else assumptions(self.policy.provenance)
+
+    @property
     def min_runtime_version(self) -> str:
         """The TFLite release that the converter wrote into the file, "" where it wrote none."""
         content = self.graph.metadata_bytes("min_runtime_version")
@@ -80,6 +85,8 @@ class Inspection:
             "contract": None if self.policy is None else self.policy.contract.to_json(),
             "contract_hint": self.contract_hint,
             "forced": list(self.forced),
+            "head": None if self.policy is None else self.policy.contract.head.kind,
+            "assumed": list(self.assumed),
             "golden_vectors": 0 if self.policy is None else self.policy.golden.rows,
             "provenance": None if self.policy is None else dict(self.policy.provenance),
             "inputs": [describe_tensor(graph.tensors[n]) for n in graph.inputs],

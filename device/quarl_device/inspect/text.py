@@ -71,6 +71,8 @@ def _contract(inspection: Inspection) -> Iterator[str]:
     outputs = ", ".join(f"{role} from {shown(name)!r}" for role, name in contract.head.outputs.items())
     yield f"  head        {contract.head.kind}: {outputs}"
     yield f"  action      {_action(contract)}"
+    for note in inspection.assumed:
+        yield f"  assumed     {shown(note, 300)}"
     yield f"  golden      {policy.golden.rows} observations, tolerance {policy.golden.tolerance_lsb} LSB"
 
 

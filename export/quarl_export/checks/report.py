@@ -30,6 +30,9 @@ NAMES: Mapping[str, str] = {
     "Q13": "returns",
 }
 
+AT_LEAST = frozenset({"Q05", "Q10"})
+"""Checks whose value may be no less than their limit; of the others it may be no more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:

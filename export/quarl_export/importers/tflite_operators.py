@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from quarl_device.errors import ModelFileError, UnsupportedModel
 from quarl_device.flatbuffer import Graph, Operator, Tensor
 from quarl_export.importers.builder import Builder, reshape, with_constant
+from quarl_export.importers.layer_norms import refuse_layer_norms
 from quarl_export.ir.draft import Draft
 from quarl_export.ir.layers import Kind, Shape
 
@@ -45,6 +46,7 @@ def lower_operators(graph: Graph, *, inputs: Mapping[str, Tensor], outputs: Mapp
         ModelFileError: operators that do not fit their tensors.
         UsageError: shapes that do not fit.
     """
+    refuse_layer_norms(graph)
     lowering = _Lowering(graph, inputs)
     for operator in graph.operators:
         try:

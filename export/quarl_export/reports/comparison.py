@@ -289,7 +289,15 @@ def _compare(
         findings=(
             *(forced(each.side.path, each.side.forced) for each in (left, right) if each.side.forced),
             *(one_is_centred(each.side.path) for each in (left, right) if centred and each.side.centered_q),
-            *find(acting, layers, saturation, recorded=given.recorded, traced_gap=traced_gap),
+            *find(
+                acting,
+                layers,
+                saturation,
+                recorded=given.recorded,
+                traced_gap=traced_gap,
+                scheme=right.side.scheme,
+                cut_share=right.side.cut_share,
+            ),
             *known,
         ),
     )

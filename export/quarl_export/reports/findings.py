@@ -9,11 +9,12 @@ from typing import Literal
 
 from quarl_export.reports.acting import Agreement
 from quarl_export.reports.layers import LayerReport
+from quarl_export.reports.mends import INPUT, finer
+from quarl_export.reports.metrics import CLIPPED
 from quarl_export.reports.saturation import InputSaturation
 
 GOOD_AGREEMENT = 0.99
 NARROW_USE = 0.25
-CLIPPED = 0.01
 STEEP_DB = 6.0
 FEW_STEPS = 16
 POOR_DB = 20.0
@@ -21,6 +22,7 @@ POOR_DB = 20.0
 WEIGHT_STEPS = 4.0
 FORCED = "R10"
 UNMATCHED = "R13"
+ON_PURPOSE = "R14"
 
 # Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside".
 _FIXED_RANGE = ("TANH", "LOGISTIC", "SOFTMAX")
@@ -45,9 +47,26 @@ def find(
     *,
     recorded: bool,
     traced_gap: float,
+    scheme: str = "int8",
+    cut_share: float = 0.0,
 ) -> tuple[Finding, ...]:
-    """Return what stands out, gravest first."""
-    found = [*_acting(acting), *_inputs(inputs, recorded), *_layers(layers)]
+    """Return what stands out, gravest first.
+
+    Args:
+        acting: how the files act, `None` where neither has a contract.
+        layers: from the first to the last.
+        inputs: one per observation.
+        recorded: whether the rows are ones that a policy meets.
+        traced_gap: how far the kernels that show layers are from those that act.
+        scheme: of the quantized file.
+        cut_share: see `Side`.
+    """
+    found = [
+        *_acting(acting),
+        *_inputs(inputs, recorded, cut_share),
+        *_layers(layers, scheme, cut_share),
+        *_saturated(layers),
+    ]
     if not recorded:
         found.append(
             Finding(
@@ -115,9 +134,46 @@ def _acting(acting: Agreement | None) -> Iterator[Finding]:
         )
 
 
-def _inputs(inputs: Sequence[InputSaturation], recorded: bool) -> Iterator[Finding]:
+def _allowed(cut_share: float) -> float:
+    """Return what share of clipped values needs no other reason than the rule that the ranges were found by."""
+    return cut_share + CLIPPED if cut_share else 0.0
+
+
+def _asked_for(what: str, clipped: float, cut_share: float) -> Finding:
+    return Finding(
+        code=ON_PURPOSE,
+        severity="note",
+        message=f"{what}: {clipped:.1%} of the values lie outside of its range, on purpose: --range percentile leaves "
+        f"out up to {cut_share:.1%} of those that it was found with",
+        mend="a larger --percentile cuts less and gives coarser steps",
+    )
+
+
+def _saturated(layers: Sequence[LayerReport]) -> Iterator[Finding]:
+    for layer in layers:
+        if layer.beyond > CLIPPED:
+            yield Finding(
+                code=ON_PURPOSE,
+                severity="note",
+                message=f"layer {layer.name!r}: {layer.beyond:.1%} of the float values lie beyond ±{layer.limit:g}, on "
+                "purpose: the tanh or sigmoid behind it moves no more there, so neither its range nor this comparison "
+                "goes further",
+            )
+
+
+def _named(layer: LayerReport) -> str:
+    return f"observation {layer.name!r} on its grid" if layer.kind == INPUT else f"layer {layer.name!r}"
+
+
+def _rises(before: float, snr: float) -> bool:
+    return snr < POOR_DB and before - snr > STEEP_DB
+
+
+def _inputs(inputs: Sequence[InputSaturation], recorded: bool, cut_share: float) -> Iterator[Finding]:
     for each in inputs:
-        if each.worst_share > CLIPPED:
+        if CLIPPED < each.worst_share <= _allowed(cut_share):
+            yield _asked_for(f"observation {each.key!r}, dimension {each.worst}", each.worst_share, cut_share)
+        elif each.worst_share > CLIPPED:
             yield Finding(
                 code="R03",
                 severity="warning" if recorded else "note",
@@ -164,34 +220,48 @@ def _weights(layer: LayerReport) -> Iterator[Finding]:
         )
 
 
-def _layers(layers: Sequence[LayerReport]) -> Iterator[Finding]:
+def _layers(layers: Sequence[LayerReport], scheme: str, cut_share: float) -> Iterator[Finding]:
     before = math.inf
     for layer in layers:
         snr = layer.errors.snr_db
-        if snr < POOR_DB and before - snr > STEEP_DB:
+        # What was cut on purpose is told as that; the error that is left may still be a fault.
+        inside = layer.in_range_snr_db if _is_asked_for(layer, cut_share) else snr
+        if inside is not None and _rises(before, inside):
             came_from = "" if math.isinf(before) else f", from {before:.1f} dB in the layer before"
             yield Finding(
                 code="R04",
                 severity="warning",
-                message=f"layer {layer.name!r}: the error rises here, {snr:.1f} dB{came_from}",
-                mend="widen its range, quantize per channel, or keep it in float",
+                message=f"{_named(layer)}: the error rises here, {snr:.1f} dB{came_from}",
+                mend=finer(layer, layers, scheme=scheme),
             )
-        before = min(before, snr)
         yield from _weights(layer)
-        if layer.grid is None or layer.kind in (*_FIXED_RANGE, *_SAID_BY_DIMENSION):
-            continue
-        if layer.grid.clipped > CLIPPED:
-            yield Finding(
-                code="R05",
-                severity="warning",
-                message=f"layer {layer.name!r}: {layer.grid.clipped:.1%} of the float values lie outside of its range",
-                mend="its range is too narrow: calibrate or train on",
-            )
-        if 0.0 < layer.grid.used < NARROW_USE:
-            yield Finding(
-                code="R06",
-                severity="warning",
-                message=f"layer {layer.name!r}: the values span {layer.grid.used:.0%} of its range, "
-                f"{-math.log2(layer.grid.used):.1f} bits are lost",
-                mend="its range is too wide: calibrate with the policy's own observations",
-            )
+        yield from _range(layer, cut_share, is_felt=_rises(before, snr))
+        before = min(before, snr)
+
+
+def _range(layer: LayerReport, cut_share: float, *, is_felt: bool) -> Iterator[Finding]:
+    if layer.grid is None:
+        return
+    clipped, used, is_by_dimension = layer.grid.clipped, layer.grid.used, layer.kind in _SAID_BY_DIMENSION
+    if _is_asked_for(layer, cut_share):
+        if is_felt or (clipped > CLIPPED and not is_by_dimension):
+            yield _asked_for(_named(layer), clipped, cut_share)
+    elif clipped > CLIPPED and not is_by_dimension and layer.kind not in _FIXED_RANGE:
+        yield Finding(
+            code="R05",
+            severity="warning",
+            message=f"layer {layer.name!r}: {clipped:.1%} of the float values lie outside of its range",
+            mend="its range is too narrow: calibrate or train on",
+        )
+    if 0.0 < used < NARROW_USE and not is_by_dimension and layer.kind not in _FIXED_RANGE:
+        yield Finding(
+            code="R06",
+            severity="warning",
+            message=f"layer {layer.name!r}: the values span {used:.0%} of its range, "
+            f"{-math.log2(used):.1f} bits are lost",
+            mend="its range is too wide: calibrate with the policy's own observations",
+        )
+
+
+def _is_asked_for(layer: LayerReport, cut_share: float) -> bool:
+    return layer.grid is not None and 0.0 < layer.grid.clipped <= _allowed(cut_share)

@@ -11,10 +11,11 @@ import numpy as np
 from quarl_device.flatbuffer import Graph
 from quarl_device.inspect.tensors import grid_range
 from quarl_export.reports.metrics import ErrorMeter, Errors, GridMeter
+from quarl_export.reports.on_purpose import cut, saturation_of
 from quarl_export.reports.running import TracedFile
 from quarl_export.reports.saturation import InputSaturation
 from quarl_export.reports.side import Side
-from quarl_export.reports.structure import Float, Layer, layer_names, layers_of, match, real_constant
+from quarl_export.reports.structure import Float, Layer, layer_names, layers_of, match, real_constant, source_name
 
 _GRIDS = ("int8", "uint8", "int16")
 
@@ -56,6 +57,10 @@ class LayerReport:
         grid: counts over that range, `None` likewise.
         weights: its weights' grid, `None` where it has none or they are float.
         reads_observation: whether nothing but a normaliser stands between it and an observation.
+        source: the layer of its source that it is, as `--keep-float` takes it; "" where the file does not say.
+        in_range_snr_db: of `errors`, without what its range clips; `None` where it is float.
+        limit: beyond this distance from zero its values change nothing and are not compared, 0 for nowhere.
+        beyond: share of the float file's values that are.
     """
 
     name: str
@@ -69,6 +74,10 @@ class LayerReport:
     grid: GridMeter | None = field(repr=False)
     weights: WeightGrid | None = field(repr=False)
     reads_observation: bool = field(default=False, repr=False)
+    source: str = ""
+    in_range_snr_db: float | None = None
+    limit: float = 0.0
+    beyond: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values, without histograms."""
@@ -77,6 +86,7 @@ class LayerReport:
             del weights["counts"]
         return {
             "name": self.name,
+            "source": self.source,
             "op": self.kind,
             "activation": self.activation,
             "elements": self.elements,
@@ -86,6 +96,8 @@ class LayerReport:
             "max_error_steps": self.errors.max_abs_error / self.step if self.step else None,
             "range": None if self.value_range is None else list(self.value_range),
             "range_used": None if self.grid is None else self.grid.used,
+            "limit": self.limit or None,
+            "beyond_limit": self.beyond,
             "weights": weights,
         }
 
@@ -111,15 +123,39 @@ def input_report(saturation: InputSaturation, *, elements: int) -> LayerReport |
         value_range=(saturation.low, saturation.high),
         grid=saturation.grid,
         weights=None,
+        in_range_snr_db=saturation.in_range_snr_db,
     )
 
 
 class LayerPair:
-    """A layer and its twin, with the meters that rows go into; `shifted`: see `level`."""
+    """A layer and its twin, with the meters that rows go into.
 
-    def __init__(self, left: Side, layer: Layer, right: Side, twin: Layer, *, name: str, shifted: bool = False) -> None:
-        self._layer, self._twin, self._name, self._shifted = layer, twin, name, shifted
-        self._meter = ErrorMeter()
+    Args:
+        left: the float file.
+        layer: of it.
+        right: the quantized file.
+        twin: of it.
+        name: to show.
+        source: see `LayerReport`.
+        shifted: see `level`.
+        limit: see `LayerReport`.
+    """
+
+    def __init__(
+        self,
+        left: Side,
+        layer: Layer,
+        right: Side,
+        twin: Layer,
+        *,
+        name: str,
+        source: str = "",
+        shifted: bool = False,
+        limit: float = 0.0,
+    ) -> None:
+        self._layer, self._twin, self._name, self._source, self._shifted = layer, twin, name, source, shifted
+        self._limit, self._beyond, self._count = limit, 0, 0
+        self._meter, self._in_range = ErrorMeter(), ErrorMeter()
         self._tensor = right.graph.tensors[twin.output]
         self._value_range = grid_range(self._tensor)
         quantization = self._tensor.quantization
@@ -136,8 +172,12 @@ class LayerPair:
         """Take the row that both files have just run."""
         wanted, found = left.traced(self._layer.output), right.traced(self._twin.output)
         wanted = level(wanted, found) if self._shifted else wanted
+        self._count += wanted.size
+        self._beyond += int((np.abs(wanted) > self._limit).sum()) if self._limit else 0
+        wanted, found = cut(wanted, self._limit), cut(found, self._limit)
         self._meter.add(wanted, found)
-        if self._grid is not None:
+        if self._grid is not None and self._value_range is not None:
+            self._in_range.add(np.clip(wanted, *self._value_range), found)
             self._grid.add(right.stored(self._twin.output), wanted)
 
     def report(self) -> LayerReport:
@@ -154,6 +194,10 @@ class LayerPair:
             grid=self._grid,
             weights=self._weights,
             reads_observation=any(place < 0 for place in self._layer.inputs),
+            source=self._source,
+            in_range_snr_db=None if self._grid is None else self._in_range.result().snr_db,
+            limit=self._limit,
+            beyond=self._beyond / max(1, self._count),
         )
 
 
@@ -178,10 +222,21 @@ def pair_layers(left: Side, right: Side) -> tuple[LayerPair, ...]:
     read = {place for layer in ours for place in layer.inputs}
     last = {place for place in range(len(ours)) if place not in read}
     centred = left.centered_q != right.centered_q
-    names = layer_names([((left.graph, ours[mine]), (right.graph, theirs[its])) for mine, its in pairs])
+    sources = [source_name(right.graph, theirs[its], right.source_layers) for _, its in pairs]
+    names = layer_names([((left.graph, ours[mine]), (right.graph, theirs[its])) for mine, its in pairs], sources)
+    limits = saturation_of(right.graph, theirs, right.contract)
     return tuple(
-        LayerPair(left, ours[mine], right, theirs[its], name=name, shifted=centred and mine in last)
-        for (mine, its), name in zip(pairs, names, strict=True)
+        LayerPair(
+            left,
+            ours[mine],
+            right,
+            theirs[its],
+            name=name,
+            source=source,
+            shifted=centred and mine in last,
+            limit=limits.get(its, 0.0),
+        )
+        for (mine, its), name, source in zip(pairs, names, sources, strict=True)
     )
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 256
+CLIPPED = 0.01
+"""Share of values outside of a range from which on it is worth telling."""
 _GRID = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
 
 

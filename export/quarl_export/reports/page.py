@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import ModelFileError, UsageError
 from quarl_device.files import write_atomic
+from quarl_export.checks.report import CheckResult
 from quarl_export.reports.charts import histogram, scatter
+from quarl_export.reports.checks_table import checks_table
 from quarl_export.reports.comparison import Comparison
-from quarl_export.reports.findings import CLIPPED, FEW_STEPS
+from quarl_export.reports.findings import FEW_STEPS
 from quarl_export.reports.layers import LayerReport
+from quarl_export.reports.metrics import CLIPPED
 from quarl_export.reports.saturation import InputSaturation
 from quarl_export.reports.style import CSS
 
@@ -29,8 +32,13 @@ _LOW_DB = 20.0
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def write_report(comparison: Comparison, directory: Path) -> Path:
+def write_report(comparison: Comparison, directory: Path, *, checks: Sequence[CheckResult] = ()) -> Path:
     """Write the page and its figures into `directory`, which is made where it is missing.
+
+    Args:
+        comparison: what it shows.
+        directory: where to.
+        checks: of the export that made the quantized file, to show first.
 
     Returns:
         The page's path.
@@ -42,9 +50,10 @@ def write_report(comparison: Comparison, directory: Path) -> Path:
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--report {directory} is a file, expected a directory")
     page, data = directory / PAGE_NAME, directory / DATA_NAME
-    figures = json.dumps(_finite(comparison.to_json()), indent=1, allow_nan=False)
+    told = {"checks": [check.to_json() for check in checks]} if checks else {}
+    figures = json.dumps(_finite({**comparison.to_json(), **told}), indent=1, allow_nan=False)
     write_atomic(data, figures.encode(), error=ModelFileError, what="report")
-    write_atomic(page, render_page(comparison).encode(), error=ModelFileError, what="report")
+    write_atomic(page, render_page(comparison, checks).encode(), error=ModelFileError, what="report")
     return page
 
 
@@ -56,14 +65,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def render_page(comparison: Comparison) -> str:
-    """Return the whole page."""
+def render_page(comparison: Comparison, checks: Sequence[CheckResult] = ()) -> str:
+    """Return the whole page; `checks` as `write_report` takes them."""
     title = (
         f"{Path(comparison.quantized.path).name or 'int8'} against {Path(comparison.reference.path).name or 'float'}"
     )
     body = "\n".join(
         [
             *_head(comparison, title),
+            *checks_table(checks),
             *_findings(comparison),
             '<div class="pair">',
             *_agreement(comparison),

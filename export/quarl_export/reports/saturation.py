@@ -34,6 +34,7 @@ class InputSaturation:
         worst_share: its share.
         steps_by_dimension: how many of the grid's steps each dimension's values span; empty as `by_dimension`.
         errors: of rounding and clipping here, the first error of all; `None` where the input is never quantized.
+        in_range_snr_db: of `errors`, without what is clipped; `None` likewise.
         grid: the values on the input's grid, `None` likewise.
         dtype: of the input's grid, "" likewise.
     """
@@ -47,6 +48,7 @@ class InputSaturation:
     worst_share: float
     steps_by_dimension: tuple[float, ...] = field(default=(), repr=False)
     errors: Errors | None = None
+    in_range_snr_db: float | None = None
     grid: GridMeter | None = field(default=None, repr=False)
     dtype: str = ""
 
@@ -111,7 +113,7 @@ class _KeyMeter:
         self._clip = clip
         self._key, self._before, self._tensor = key, before, tensor
         self._range = None if tensor is None else grid_range(tensor)
-        self._errors, self._grid = ErrorMeter(), None
+        self._errors, self._in_range, self._grid = ErrorMeter(), ErrorMeter(), None
         if self._range is not None and tensor is not None and tensor.quantization is not None:
             self._grid = GridMeter(
                 dtype=tensor.dtype,
@@ -136,7 +138,9 @@ class _KeyMeter:
         self._outside = outside if self._outside is None else self._outside + outside
         self._low = values if self._low is None else np.minimum(self._low, values)
         self._high = values if self._high is None else np.maximum(self._high, values)
-        self._errors.add(values, file.traced(self._tensor.index))
+        found = file.traced(self._tensor.index)
+        self._errors.add(values, found)
+        self._in_range.add(np.clip(values, low, high), found)
         self._grid.add(file.stored(self._tensor.index), values)
 
     def result(self, rows: int) -> InputSaturation:
@@ -159,6 +163,7 @@ class _KeyMeter:
             worst_share=float(shares[worst]) if worst >= 0 else 0.0,
             steps_by_dimension=tuple(float(span) for span in spans) if listed else (),
             errors=self._errors.result(),
+            in_range_snr_db=self._in_range.result().snr_db,
             grid=self._grid,
             dtype="" if self._tensor is None else self._tensor.dtype,
         )

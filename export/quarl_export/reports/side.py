@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import ModelFileError
@@ -16,6 +17,7 @@ from quarl_device.policy_file import METADATA_NAME, GoldenVectors, forced_checks
 from quarl_device.sources import pointing_at_export
 from quarl_device.wire.limits import MAX_POLICY_BYTES
 from quarl_export.file_runner import check_runs
+from quarl_export.layer_scopes import source_layers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,6 +36,8 @@ class Side:
         inputs: per observation the index of its input tensor.
         forced: codes of the checks that the file was written in spite of.
         centered_q: the mean over actions was taken out of its Q values: see `quarl_export.centering`.
+        source_layers: names of its source's layers, as `--keep-float` takes them; empty where it does not say.
+        cut_share: of a tensor's values, how many its range leaves out on purpose (`--range percentile`), 0 for none.
     """
 
     path: str
@@ -47,6 +51,8 @@ class Side:
     inputs: tuple[int, ...]
     forced: tuple[str, ...] = ()
     centered_q: bool = False
+    source_layers: tuple[str, ...] = ()
+    cut_share: float = 0.0
 
 
 def read_side(path: Path) -> Side:
@@ -68,12 +74,12 @@ def side_of(data: bytes, *, path: str = "") -> Side:
     check_runs(data, graph, what="the model")
     contract, golden = None, None
     forced: tuple[str, ...] = ()
-    centered_q = False
+    made: Mapping[str, Any] = {}
     if METADATA_NAME in graph.metadata:
         policy = read_policy(data)
         contract, golden, forced = policy.contract, policy.golden, forced_checks(policy.provenance)
-        made = policy.provenance.get("export")
-        centered_q = isinstance(made, Mapping) and made.get("center_q") is True
+        said = policy.provenance.get("export")
+        made = said if isinstance(said, Mapping) else {}
     if contract is None:
         inputs = graph.inputs
         specs = tuple(_spec_of(graph, index, place) for place, index in enumerate(inputs))
@@ -92,8 +98,18 @@ def side_of(data: bytes, *, path: str = "") -> Side:
         observations=specs,
         inputs=inputs,
         forced=forced,
-        centered_q=centered_q,
+        centered_q=made.get("center_q") is True,
+        source_layers=source_layers(made),
+        cut_share=_cut_share(made.get("ranges")),
     )
+
+
+def _cut_share(ranges: Any) -> float:
+    """Return what a rule for ranges leaves out at both ends together; provenance is what a file says, so any value."""
+    percentile = ranges.get("percentile") if isinstance(ranges, Mapping) else None
+    if not isinstance(percentile, (int, float)) or not 50.0 < percentile <= 100.0:
+        return 0.0
+    return 2.0 * (100.0 - percentile) / 100.0
 
 
 def _spec_of(graph: Graph, index: int, place: int) -> ObservationSpec:

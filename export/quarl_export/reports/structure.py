@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from quarl_device.errors import UsageError
 from quarl_device.flatbuffer import Graph, Operator, Tensor
 from quarl_device.inspect.tensors import WEIGHTED, fused_activation
+from quarl_export.layer_scopes import source_of
 
 Float = NDArray[np.float64]
 
 _REPRESENTATION = ("QUANTIZE", "DEQUANTIZE", "RESHAPE")
+_ALL_OF_IT = 1e-6
 _PROLOGUE = ("SUB", "ADD", "MUL", "DIV", "MINIMUM", "MAXIMUM")
 _JOINED = {"RELU": "relu", "RELU6": "relu6"}
 _EITHER_ORDER = ("ADD", "MUL", "MAXIMUM", "MINIMUM")
@@ -76,7 +78,7 @@ def layers_of(graph: Graph, inputs: Sequence[int]) -> tuple[Layer, ...]:
         if not values or not operator.outputs:
             continue  # unpacks a constant
         source, result = owner[values[0]], operator.outputs[0]
-        if operator.name in _REPRESENTATION or _is_prologue(operator, graph, source, values):
+        if _only_represents(operator) or _is_prologue(operator, graph, source, values):
             owner[result] = source
         elif operator.name in _JOINED and source >= 0 and _joins(layers[source], readers):
             layers[source] = replace(layers[source], activation=_JOINED[operator.name], output=result)
@@ -85,6 +87,26 @@ def layers_of(graph: Graph, inputs: Sequence[int]) -> tuple[Layer, ...]:
             layers.append(_layer(operator, graph, tuple(owner[n] for n in values)))
             owner |= dict.fromkeys(operator.outputs, len(layers) - 1)
     return tuple(layers)
+
+
+def output_places(graph: Graph, layers: Sequence[Layer]) -> dict[int, int]:
+    """Return which layer gives each of a file's outputs, by tensor index; none where an output is no layer's."""
+    owner = {layer.output: place for place, layer in enumerate(layers)}
+    for operator in graph.operators:
+        if _only_represents(operator) and operator.inputs[0] in owner:
+            owner.setdefault(operator.outputs[0], owner[operator.inputs[0]])
+    return {index: owner[index] for index in graph.outputs if index in owner}
+
+
+def _only_represents(operator: Operator) -> bool:
+    """Return whether an operator changes how values are written and not what they are.
+
+    So does a leaky ReLU that leaks all: an export puts it where the converter must not see through (`quantized`).
+    """
+    if operator.name == "LEAKY_RELU" and operator.options:
+        alpha = operator.options[0]
+        return isinstance(alpha, (int, float)) and abs(alpha - 1.0) < _ALL_OF_IT
+    return operator.name in _REPRESENTATION
 
 
 def _readers(graph: Graph) -> dict[int, int]:
@@ -213,17 +235,25 @@ def dequantize(stored: NDArray[np.generic], tensor: Tensor) -> Float:
     return np.asarray((values - zeros) * scales)
 
 
-def layer_names(pairs: Sequence[Sequence[tuple[Graph, Layer]]]) -> tuple[str, ...]:
-    """Return a short name for each matched layer, made of its tensors' names: "trunk", "conv_0"; unique.
+def source_name(graph: Graph, layer: Layer, names: Sequence[str]) -> str:
+    """Return the layer of the source that a layer of its file is, by the `names` in the file, "" where unknown."""
+    found = (source_of(graph.tensors[n].name, names) for n in (layer.weights, layer.output) if n >= 0)
+    return next(filter(None, found), "")
+
+
+def layer_names(pairs: Sequence[Sequence[tuple[Graph, Layer]]], sources: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return a short name for each matched layer: its source's, else of its tensors, "trunk", "conv_0"; unique.
 
     Args:
         pairs: per layer, it in each file; the first name that says something is taken.
+        sources: per layer, what its source calls it, "" where that is unknown.
     """
     names: list[str] = []
     for place, twins in enumerate(pairs):
         word = twins[0][1].kind.lower()
         candidates = (name for graph, layer in twins for name in _candidates(graph, layer))
-        base = next(candidates, f"{word}_{place}")
+        known = "".join(c if c.isprintable() else "?" for c in sources[place])[:80] if sources else ""
+        base = known or next(candidates, f"{word}_{place}")
         name = base if base not in names else f"{base} {word}"
         names.append(name if name not in names else f"{name} #{place}")
     return tuple(names)

@@ -34,7 +34,7 @@ code { font-family: ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospac
 .wide { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); }
 ul.findings { list-style: none; margin: 8px 0 0; padding: 0; display: grid; gap: 8px; }
 ul.findings li { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--soft);
-  border-radius: 8px; padding: 9px 12px; }
+  border-radius: 8px; padding: 9px 12px; overflow-wrap: anywhere; }
 ul.findings li.warning { border-left-color: var(--warn); }
 ul.findings li.fine { border-left-color: var(--good); }
 ul.findings small { display: block; color: var(--soft); font-size: 0.88rem; }
@@ -74,6 +74,12 @@ table { border-collapse: collapse; width: 100%; font-size: 0.88rem; font-variant
 th, td { padding: 6px 10px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
+table.checks td:nth-child(2), table.checks td.words { text-align: left; }
+table.checks td.words { white-space: normal; min-width: 22ch; }
+.verdict { color: var(--soft); font-weight: 600; }
+.passed .verdict { color: var(--good); }
+.failed .verdict { color: var(--bad); }
+.undecided .verdict { color: var(--warn); }
 footer { margin-top: 36px; color: var(--soft); font-size: 0.84rem; overflow-wrap: anywhere; }
 @media (max-width: 520px) { .bar { grid-template-columns: minmax(0, 6.4rem) minmax(0, 1fr) 4.8rem; gap: 8px; } }
 @media print { body { background: #fff; } .card, .panel { break-inside: avoid; } }
