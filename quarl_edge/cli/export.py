@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from quarl_export.pipeline import ExportOptions
     from quarl_export.schemes import SchemeOptions
 
-_STEPS = 4_096
-
 
 def export(
     model: given.Target,
@@ -127,9 +125,7 @@ def export(
             judge = _play(policy, env, episodes=episodes, seed=seed or 0, progress=progress)
             is_judged = judge is not None and scheme is not Scheme.FLOAT32 and not _is_own(checkpoint, options)
             _refuse_idle(named, steps=steps, seed=seed, is_judged=is_judged)
-            data = _observations(
-                policy, checkpoint, named, env=env, steps=steps or _STEPS, seed=seed or 0, progress=progress
-            )
+            data = _observations(policy, checkpoint, named, env=env, steps=steps, seed=seed or 0, progress=progress)
             progress.note(f"converting to {scheme.value} and checking the file")
             report = _write(policy, checkpoint, model, options=options, data=data, play=judge)
         extras = _extras(report, report_into, edge_tpu=edge_tpu)
@@ -250,7 +246,7 @@ def _observations(
     named: str,
     *,
     env: str,
-    steps: int,
+    steps: int | None,
     seed: int,
     progress: Progress,
 ) -> CalibrationData | None:
@@ -258,7 +254,10 @@ def _observations(
 
     Without a name: what the run has recorded, `None` where it has not.
     """
+    from quarl_export.calibration.play import DEFAULT_STEPS
+
     if named:
+        steps = steps or DEFAULT_STEPS
         progress.note(
             f"playing {steps:,} steps of {env or policy.contract.env_id}" if named == PLAY else f"reading {named}"
         )
