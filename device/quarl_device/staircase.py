@@ -44,7 +44,7 @@ def stair_encoder(binding: InputBinding, into: Array) -> Callable[[Any], None] |
     found = edges(binding)
     stairs = found * (into.size // len(found))
     work = np.empty(into.shape, np.float32)
-    numbers, cells = work.reshape(-1), memoryview(into.reshape(-1).view(np.uint8))
+    numbers, cells = work.reshape(-1), into.reshape(-1).view(np.uint8).data
     if binding.dtype == np.uint8:
 
         def encode(observation: Any) -> None:

@@ -3,8 +3,8 @@
 The rule is the three-arm test for non-inferiority (Pigeot et al. 2003, with random actions as the placebo). What the
 float policy returns more than random actions is what it has learned; the file holds if it keeps 95 % of that. Per
 episode the excess is `float - file - 0.05 (float - random)`. The file holds if its mean is at most 0 even two standard
-errors above what was seen, and fails if it is more even two below. In between the episodes do not tell, and other checks
-decide.
+errors above what was seen, and fails if it is more even two below. In between the episodes do not tell, and other
+checks decide.
 
 The weights of the three returns add up to 0, so a constant that every arm gets in an episode falls out of it, whatever
 it depends on but the actions: the start, or the length where all episodes have one. A constant per step does not where

@@ -101,29 +101,48 @@ def judge_returns(file: PolicyFile, reference: Callable[[], PolicyFile], play: P
         theirs = reference()
     except QuarlError as error:
         # A float policy that is no file says something of the policy, and nothing in favour of the file made of it.
-        why = f"there is no float32 file to play against: {error.message}; --episodes 0 leaves this check out"
-        return Judged(result=CheckResult(code="Q13", passed=False, message=why, detail=_said("lost")))
+        return _lost(f"there is no float32 file to play against: {error.message}")
     try:
-        floats = _returns(theirs, play, play.episodes, "the float policy")
-        ours = _returns(file, play, len(floats), "the file") if len(floats) >= MIN_EPISODES else ()
+        found = _compared(file, theirs, play)
     except EnvironmentMisbehaved as error:
         # A file whose returns cannot be told is not one that keeps them.
-        why = f"{error.message}; --episodes 0 leaves this check out"
-        return Judged(result=CheckResult(code="Q13", passed=False, message=why, detail=_said("lost")))
-    except _OutOfTime as late:
-        return Judged(result=_undecided(f"undecided: {late}"))
-    steps = f"{play.episodes * MAX_STEPS_PER_EPISODE:,} steps"
-    if len(ours) < MIN_EPISODES:
-        return Judged(result=_undecided(f"undecided: fewer than {MIN_EPISODES} episodes ended within {steps}"))
+        return _lost(error.message)
+    except _CannotTell as why:
+        result = CheckResult(
+            code="Q13", passed=True, limit=MAX_LOSS, message=f"undecided: {why}", detail=_said("undecided")
+        )
+        return Judged(result=result)
+    return _judged(found, play, file.contract)
+
+
+def _compared(file: PolicyFile, theirs: PolicyFile, play: Play) -> Comparison:
+    """Play the float policy `theirs`, the file and random actions.
+
+    Raises:
+        _CannotTell: too few episodes of one of them ended, or the environment misbehaves with random actions.
+        EnvironmentMisbehaved: it does so with one of the files.
+    """
+    floats = _enough(_returns(theirs, play, play.episodes, "the float policy"), play)
+    ours = _enough(_returns(file, play, len(floats), "the file"), play)
     try:
-        chance = _chance(play, len(ours))
-    # What random actions meet is no fault of the file.
-    except (EnvironmentMisbehaved, _OutOfTime) as error:
-        return Judged(result=_undecided(f"undecided: what random actions return is not known: {error}"))
+        chance = _enough(_chance(play, len(ours)), play, of="of random actions ")
+    except EnvironmentMisbehaved as error:
+        # What random actions meet is no fault of the file.
+        raise _CannotTell(f"what random actions return is not known: {error.message}") from error
     count = len(chance)
-    if count < MIN_EPISODES:
-        return Judged(result=_undecided(f"undecided: {count} episodes of random actions ended within {steps}"))
-    return _judged(Comparison.of(floats[:count], ours[:count], chance), play, file.contract)
+    return Comparison.of(floats[:count], ours[:count], chance)
+
+
+def _enough(returns: tuple[float, ...], play: Play, *, of: str = "") -> tuple[float, ...]:
+    if len(returns) >= MIN_EPISODES:
+        return returns
+    steps = play.episodes * MAX_STEPS_PER_EPISODE
+    raise _CannotTell(f"fewer than {MIN_EPISODES} episodes {of}ended within {steps:,} steps")
+
+
+def _lost(why: str) -> Judged:
+    message = f"{why}; --episodes 0 leaves this check out"
+    return Judged(result=CheckResult(code="Q13", passed=False, message=message, detail=_said("lost")))
 
 
 def _judged(found: Comparison, play: Play, contract: PolicyContract) -> Judged:
@@ -168,10 +187,6 @@ def _what_would_tell(found: Comparison) -> str:
     return f"; --episodes {many:.0f} would tell" if many <= MAX_EPISODES else ""
 
 
-def _undecided(why: str) -> CheckResult:
-    return CheckResult(code="Q13", passed=True, limit=MAX_LOSS, message=why, detail=_said("undecided"))
-
-
 def _said(verdict: Verdict) -> dict[str, Any]:
     return {"verdict": verdict}
 
@@ -180,8 +195,8 @@ def _more_or_less(loss: float) -> str:
     return f"{abs(loss):.3g} {'less' if loss > 0 else 'more'}" if loss else "the same"
 
 
-class _OutOfTime(Exception):
-    """Playing took too long; how far it came depends on the machine, so it says nothing."""
+class _CannotTell(Exception):
+    """Why playing says nothing; of playing that takes too long, because how far it came depends on the machine."""
 
 
 class _Budget:
@@ -194,7 +209,7 @@ class _Budget:
     def __call__(self) -> bool:
         self._steps_left -= 1
         if self._steps_left % _LOOK_AT_CLOCK_EVERY == 0 and self._clock() > self._deadline_s:
-            raise _OutOfTime(f"{self._episodes} episodes take more than {self._episodes * MAX_S_PER_EPISODE:g} s here")
+            raise _CannotTell(f"{self._episodes} episodes take more than {self._episodes * MAX_S_PER_EPISODE:g} s here")
         return self._steps_left < 0
 
 
