@@ -310,6 +310,13 @@ def test_ways_take_turns_and_a_quarter_of_noisy_actions_is_random(episodes):
             assert low <= random <= high or len(actions) < 100, (place, random)
 
 
+def test_playing_that_takes_too_long_fails_and_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(play_module, "MAX_S", -1.0)
+    with pytest.raises(UsageError, match=r"more than -1 s for 64 of 200 steps") as caught:
+        play(pendulum(), EnvSpec(env_id="Pendulum-v1"), steps=200)
+    assert "--steps" in caught.value.hint
+
+
 def test_episodes_are_played_to_their_ends_where_there_are_steps(episodes):
     """What comes late in an episode is seen."""
     play(pendulum(), EnvSpec(env_id="Pendulum-v1"), steps=6_000)

@@ -9,6 +9,7 @@ drifts), except that one may take no more than its share of the steps: each way 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import PolicyContract
 from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
-from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UsageError
 from quarl_device.frame_stack import restack
 from quarl_export.acting import greedy_actions
 from quarl_export.calibration.data import CalibrationData, most_rows, observation_shape
@@ -35,6 +36,9 @@ _NOISE = 0.25
 # A judgement on fewer episodes says so: what is rare in them, no check has seen.
 FEW_EPISODES = 8
 MAX_STEPS = 100_000
+# An end for an environment that takes its time. It fails instead of stopping early: ranges would follow the machine.
+MAX_S = 900.0
+_LOOK_AT_CLOCK_EVERY = 64
 Row = dict[str, NDArray[Any]]
 Choose = Callable[[Row], Any]
 
@@ -63,7 +67,7 @@ def play(
         allow_module: see `environments.check_registered`.
 
     Raises:
-        UsageError: not at least 2 steps.
+        UsageError: not at least 2 steps, or more than are played in `MAX_S` here.
         SpaceMismatch: the environment's spaces are not the policy's.
         EnvironmentMisbehaved: it raised, or showed NaN.
         QuarlError: whatever `make_single` raises.
@@ -146,6 +150,7 @@ class _Kept:
         self.steps = np.linspace(0, steps - 1, most).astype(np.int64)
         self.rows = {spec.key: np.empty((most, *observation_shape(spec)), spec.dtype) for spec in contract.observations}
         self._filled = 0
+        self._steps, self._deadline_s = steps, time.monotonic() + MAX_S
 
     def add(self, row: Row) -> None:
         if self._filled < len(self.steps) and self.steps[self._filled] == self.seen:
@@ -153,6 +158,11 @@ class _Kept:
                 array[self._filled] = row[key]
             self._filled += 1
         self.seen += 1
+        if self.seen % _LOOK_AT_CLOCK_EVERY == 0 and time.monotonic() > self._deadline_s:
+            raise UsageError(
+                f"playing took more than {MAX_S:g} s for {self.seen:,} of {self._steps:,} steps",
+                hint="ask for fewer with --steps, or calibrate with a recording: --calibrate FILE.npz",
+            )
 
 
 def _episode(
@@ -175,6 +185,8 @@ def _episode(
                 return
             observation, _, terminated, truncated, _ = world.step(choose(row))
             ended = bool(terminated or truncated)
+    except QuarlError:
+        raise
     # The environment is anybody's code.
     except Exception as error:
         raise EnvironmentMisbehaved(
