@@ -19,7 +19,6 @@ from quarl_export.ir import ImportedPolicy
 from quarl_export.pipeline import ExportOptions, build_file
 from quarl_export.schemes import SchemeOptions
 
-_CALIBRATION_STEPS = 4_096
 _CALIBRATION_SEED = 5_000
 _JUDGED_EPISODES = 50
 
@@ -52,7 +51,7 @@ def play_source(
     """
     policy, path = _imported(source, folder)
     env = EnvSpec(env_id=source["env"])
-    data = play(policy, env, steps=_CALIBRATION_STEPS, seed=_CALIBRATION_SEED)
+    data = play(policy, env, seed=_CALIBRATION_SEED)
     cells: dict[str, Any] = {}
     for number, (column, options) in enumerate(SCHEME_COLUMNS.items(), start=1):
         try:

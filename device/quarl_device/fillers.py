@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quarl_device.frame_stack import FrameHistory, fill_frame
 from quarl_device.preprocess import InputBinding, normalized, stack_view, stored
+from quarl_device.staircase import stair_encoder
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -131,7 +132,7 @@ def _encoder(binding: InputBinding, into: Array) -> Encode:
     alike = all(part is None or not part.ndim for part in (binding.offset, binding.factor))
     if binding.spec.dtype == "uint8" and alike:
         return _table_encoder(binding, into)
-    return _integer_encoder(binding, into)
+    return stair_encoder(binding, into) or _integer_encoder(binding, into)
 
 
 def _table_encoder(binding: InputBinding, into: Array) -> Encode:

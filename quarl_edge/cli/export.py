@@ -61,7 +61,8 @@ def export(
 
     Without --from it is the latest run's, as int8. The file is checked before it is written (codes Q01 to Q13), read
     back, and run in the TFLite runtime before the command ends well. Where its environment is known, --episodes of
-    it decide: the file must return what the float policy returns, within 5 %.
+    it decide: the file must keep 95 % of what the float policy returns more than
+    random actions.
 
     Examples:
       quarl-edge export model.tflite

@@ -85,7 +85,7 @@ RangeOption = Annotated[
     typer.Option("--range", help="Ranges from data; bounds are the space's own; default: minmax."),
 ]
 Percentile = Annotated[float | None, typer.Option(help="Of --range percentile; default: 99.9.")]
-Steps = Annotated[int | None, typer.Option(help="Of playing for observations; default: 4096.", min=2, max=100_000)]
+Steps = Annotated[int | None, typer.Option(help="Of playing for observations; default: 16384.", min=2, max=100_000)]
 # Start seeds of the comparison lie beyond those that calibration plays, and gymnasium takes them.
 Seed = Annotated[int | None, typer.Option(help="Of playing; default: 0.", min=0, max=2_000_000_000)]
 Episodes = Annotated[

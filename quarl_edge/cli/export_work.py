@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from quarl_export.pipeline import ExportOptions
     from quarl_export.schemes import SchemeOptions
 
-_STEPS = 4_096
-
 
 def make_file(wishes: ExportWishes, progress: Progress) -> ExportReport:
     """Read, convert, check and write; the stages are told to `progress`.
@@ -87,9 +85,11 @@ def _observations(
     wishes: ExportWishes, policy: ImportedPolicy, named: str, progress: Progress
 ) -> CalibrationData | None:
     """Return what `named` says; without a name what the run has recorded, `None` where it has not."""
+    from quarl_export.calibration.play import DEFAULT_STEPS
+
     if not named:
         return None if wishes.checkpoint is None else journal_observations(wishes.checkpoint, policy.contract)
-    steps, env = wishes.steps or _STEPS, wishes.source.env_id
+    steps, env = wishes.steps or DEFAULT_STEPS, wishes.source.env_id
     progress.note(
         f"playing {steps:,} steps of {env or policy.contract.env_id}" if named == PLAY else f"reading {named}"
     )

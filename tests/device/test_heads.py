@@ -10,6 +10,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from quarl_device.contract import ActionSpec, Head, PolicyContract
 from quarl_device.errors import ContractError, SelfTestError, UnsupportedSpace
@@ -78,6 +79,13 @@ def test_every_path_picks_the_largest_as_argmax_does(values, flat):
     assert greedy_index(binding, n, 3)(outputs) == expected + 3
     assert plain_index(lambda _: outputs, buffer, buffer[0], n, 3)(np.ones(1)) == expected + 3
     assert greedy_indices(binding, 1, np.dtype(np.uint8))(outputs).tolist() == [expected]
+
+
+@given(hnp.arrays(np.int8, st.tuples(st.just(1), st.integers(1, 40)), elements=st.integers(-3, 3)))
+def test_stored_integers_are_compared_as_they_are_and_of_equal_ones_the_first_wins(outputs):
+    binding = OutputBinding(role="q_values", tensor="q", scale=0.1, zero_point=-3, dtype="int8")
+    action = greedy_index(binding, outputs.size, 3)(outputs)
+    assert (action, type(action)) == (int(outputs.argmax()) + 3, int)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -340,7 +340,8 @@ def test_every_dimension_is_brought_to_one_and_the_network_stays_the_same(make):
     policy = make()
     recorded = rows(policy, 64)
     key = policy.contract.observations[-1].key
-    recorded[key] = recorded[key] * np.logspace(-2, 2, recorded[key].shape[1]) + 3.0
+    widths = np.logspace(-2, 2, recorded[key].shape[1])
+    recorded[key] = (recorded[key] + 3.0) * widths
     data = CalibrationData.checked(policy.contract, recorded, source="t")
     changed = with_input_normalizer(policy, data, MINMAX)
     inside = normalize(changed, data.rows)[key]
@@ -378,10 +379,64 @@ def test_a_dimension_that_did_not_move_is_not_blown_up():
     assert changed.contract.normalizer.scale["observation"][2] == 1.0
 
 
-def test_what_has_a_normaliser_and_images_are_left_alone():
-    given_one = Normalizer(where="graph", offset={"observation": (0.0,) * 4}, scale={"observation": (2.0,) * 4})
-    normalized = mlp(normalizer=given_one)
-    assert with_input_normalizer(normalized, data_of(normalized), MINMAX).contract.normalizer == given_one
+OFFSET, SCALE = (0.0, 1.0, -2.0, 3.0), (2.0, 0.5, 1.0, -4.0)
+TRAINED = Normalizer(where="graph", offset={"observation": OFFSET}, scale={"observation": SCALE})
+
+
+def uneven(policy):
+    """Rows whose normalised dimensions are of widths from 2 to 60."""
+    recorded = rows(policy, 200)["observation"] * (1.0, 100.0, 3.0, 1.0) + 3.0
+    return CalibrationData.checked(policy.contract, {"observation": recorded}, source="t")
+
+
+@pytest.mark.parametrize("clip", [0.0, 500.0, 2.0])
+def test_behind_a_normaliser_of_training_every_dimension_is_brought_to_one_as_well(clip):
+    """Also where its clip cuts: what it cuts is one value for the network, and one for the new normaliser."""
+    policy = mlp(normalizer=dataclasses.replace(TRAINED, clip=clip))
+    data = uneven(policy)
+    changed = with_input_normalizer(policy, data, MINMAX)
+    inside = normalize(changed, data.rows)["observation"]
+    for extreme, wanted in ((inside.min(axis=0), -1.0), (inside.max(axis=0), 1.0)):
+        np.testing.assert_allclose(extreme, wanted, atol=0.34)
+    assert (np.abs(inside).max(axis=0) > 0.999).all()
+    for role, expected in run_reference(policy, data.rows).items():
+        np.testing.assert_allclose(run_reference(changed, data.rows)[role], expected, rtol=2e-3, atol=2e-3)
+
+
+def test_the_clip_is_never_inside_of_what_was_calibrated_nor_outside_of_the_old_one():
+    policy = mlp(normalizer=dataclasses.replace(TRAINED, clip=500.0))
+    changed = with_input_normalizer(policy, uneven(policy), MINMAX).contract.normalizer
+    reach = changed.clip / np.array(changed.scale["observation"])
+    ends = (np.array(changed.offset["observation"]) + side * reach for side in (-1, 1))
+    behind = np.abs([(end - OFFSET) * SCALE for end in ends])
+    assert changed.clip > 1.0
+    assert behind.max() == pytest.approx(500.0, rel=1e-4)
+
+
+def test_one_clip_is_of_all_keys_so_that_all_are_brought_to_one_or_none():
+    policy = mixed()
+    image, flat = (spec.key for spec in policy.contract.observations)
+    both = Normalizer(where="graph", offset={image: (0.0,), flat: (1.0,)}, scale={image: (0.1,), flat: (2.0,)})
+    data = CalibrationData.checked(policy.contract, rows(policy, 64), source="t")
+    for clip, left_alone in ((0.0, False), (5.0, True)):
+        given = dataclasses.replace(policy.contract, normalizer=dataclasses.replace(both, clip=clip))
+        found = with_input_normalizer(dataclasses.replace(policy, contract=given), data, MINMAX).contract.normalizer
+        assert (found.scale[image], found.clip) == ((0.1,), clip)
+        assert (found.scale[flat] == (2.0,)) == left_alone
+
+
+def test_0_is_a_level_of_an_input_that_lies_nearly_around_it():
+    """A state of rest is then no half a level off."""
+    policy = mlp()
+    recorded = rows(policy, 200)["observation"]
+    recorded[:, :3] = np.linspace((-0.9, -0.5, 0.0), (1.0, 1.0, 1.0), 200)
+    data = CalibrationData.checked(policy.contract, {"observation": recorded}, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    assert normalize(changed, {"observation": np.zeros((1, 4), np.float32)})["observation"][0, 0] == 0.0
+    np.testing.assert_allclose(changed.contract.normalizer.offset["observation"][:3], [0.0, 0.25, 0.5], atol=1e-6)
+
+
+def test_images_and_what_nothing_is_known_of_are_left_alone():
     pixels = image_policy()
     assert with_input_normalizer(pixels, data_of(pixels, 4), MINMAX).weights.keys() == pixels.weights.keys()
     assert with_input_normalizer(mlp(), None, RangeRule(kind="bounds")).contract.normalizer.offset == {}

@@ -1,6 +1,7 @@
 """What a file is judged by comes from other episodes than what it was calibrated with."""
 
 import dataclasses
+import importlib
 import re
 import tracemalloc
 
@@ -22,6 +23,8 @@ from quarl_export.calibration.play import FEW_EPISODES
 
 UNKNOWN = "between those that were calibrated with"
 LENGTHS = st.lists(st.integers(1, 60), min_size=2, max_size=40).filter(lambda lengths: sum(lengths) >= MIN_ROWS)
+
+play_module = importlib.import_module("quarl_export.calibration.play")
 
 
 def pendulum():
@@ -267,16 +270,57 @@ def test_playing_takes_the_memory_of_what_is_kept(monkeypatch):
         tracemalloc.stop()
 
 
-def test_what_is_held_out_is_of_two_episodes_at_least():
-    """One with random actions, one with the policy's own, however long an episode is."""
-    data = play(pendulum(), EnvSpec(env_id="Pendulum-v1"), steps=400)
-    spin = np.abs(np.diff(data.rows["observation"][data.held_out.rows][:, 2]))
-    # Spin changes by 1.5 * 10 / 2 * 0.05 + 3 * 2 * 0.05 at most in a step, and anyhow where another episode begins.
-    assert (spin[:49] < 1.06).all()
-    assert (spin[50:] < 1.06).all()
-    first, second = data.rows["observation"][300], data.rows["observation"][350]
-    for row in (first, second):
-        assert abs(row[2]) <= 1.0, "Pendulum begins with a spin of at most one"
+@pytest.fixture
+def episodes(monkeypatch):
+    """What is played, in order: (start seed, steps, actions) of each episode; the policy's own actions are all 0.5."""
+    played = []
+    original = play_module._episode
+
+    def recorded(world, contract, choose, kept, end, *, seed):
+        actions, before = [], kept.seen
+
+        def chosen(row):
+            actions.append(float(choose(row)[0]))
+            return np.float32(actions[-1:])
+
+        original(world, contract, chosen, kept, end, seed=seed)
+        played.append((seed, kept.seen - before, actions))
+
+    monkeypatch.setattr(play_module, "_greedy", lambda policy: lambda row: np.float32([0.5]))
+    monkeypatch.setattr(play_module, "_episode", recorded)
+    return played
+
+
+def test_however_long_episodes_are_each_way_has_two_in_both_parts(episodes):
+    """Pendulum's episodes have 200 steps: two of them would be all that is calibrated with."""
+    data = play(pendulum(), EnvSpec(env_id="Pendulum-v1"), steps=400, seed=5)
+    assert [steps for _, steps, _ in episodes] == [50] * 6 + [16] * 6 + [4]
+    assert [seed for seed, _, _ in episodes] == list(range(5, 18)), "each begins from a seed of its own"
+    assert data.split()[1].title.startswith("held-out observations of only 7 other episodes")
+
+
+def test_ways_take_turns_and_a_quarter_of_noisy_actions_is_random(episodes):
+    play(pendulum(), EnvSpec(env_id="Pendulum-v1"), steps=6_000)
+    calibrated = int(np.searchsorted(np.cumsum([steps for _, steps, _ in episodes]), 4_500)) + 1
+    for part in (episodes[:calibrated], episodes[calibrated:]):
+        assert len(part) >= 6
+        for place, (_, _, actions) in enumerate(part):
+            random = np.mean(np.array(actions) != 0.5) if actions else 0.0
+            low, high = ((0.0, 0.0), (0.1, 0.4), (1.0, 1.0))[place % 3]
+            assert low <= random <= high or len(actions) < 100, (place, random)
+
+
+def test_playing_that_takes_too_long_fails_and_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(play_module, "MAX_S", -1.0)
+    with pytest.raises(UsageError, match=r"more than -1 s for 64 of 200 steps") as caught:
+        play(pendulum(), EnvSpec(env_id="Pendulum-v1"), steps=200)
+    assert "--steps" in caught.value.hint
+
+
+def test_episodes_are_played_to_their_ends_where_there_are_steps(episodes):
+    """What comes late in an episode is seen."""
+    play(pendulum(), EnvSpec(env_id="Pendulum-v1"), steps=6_000)
+    assert sum(steps == 201 for _, steps, _ in episodes) > 20
 
 
 # ------------------------------------------------------------------ coverage

@@ -6,6 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 from export_factory import make_contract, observations
+from keras_twin import lsb_errors, twin_outputs
 
 import quarl_export.export as module
 from quarl_device.errors import (
@@ -22,6 +23,7 @@ from quarl_device.policy_file import read_policy, read_policy_path
 from quarl_export.calibration import CalibrationData, RangeRule
 from quarl_export.checkpoint import load_policy, save_policy
 from quarl_export.export import export_policy, float_policy
+from quarl_export.file_runner import run_file
 from quarl_export.patcher import Patcher
 from quarl_export.pipeline import ExportOptions
 from quarl_export.schemes import SchemeOptions
@@ -139,11 +141,28 @@ def test_unwritable_targets_fail_before_the_conversion(tmp_path, checkpoint, mon
 
 
 def test_a_file_that_computes_something_else_is_not_written(tmp_path, checkpoint, monkeypatch):
-    real = module.twin_outputs
-    monkeypatch.setattr(module, "twin_outputs", lambda *args: real(*args) * 1.5)
-    with pytest.raises(SelfTestError, match="LSB"):
+    """Q09 judges a run's own file as any other: one step of its output is one too many for a dense network."""
+    real = module.int8_bytes
+
+    def off_by_one(policy):
+        low, high = policy.snapshot.head_range
+        *hidden, last = policy.snapshot.biases
+        moved = dataclasses.replace(policy.snapshot, biases=(*hidden, last + np.float32((high - low) / 255)))
+        return real(dataclasses.replace(policy, snapshot=moved))
+
+    monkeypatch.setattr(module, "int8_bytes", off_by_one)
+    with pytest.raises(CheckFailed, match=r"^Q09 parity: at most 1 LSB off"):
         export_policy(checkpoint, tmp_path / "model.tflite")
     assert not (tmp_path / "model.tflite").exists()
+
+
+def test_a_runs_file_is_its_keras_network_too(tmp_path, checkpoint):
+    """Apart from Q09's reference, which is ours: the fake-quantized network that was trained, biases snapped."""
+    file = read_policy_path(export_policy(checkpoint, tmp_path / "model.tflite").model)
+    policy, inputs = load_policy(checkpoint), observations(256, seed=9)
+    outputs = run_file(file.data, file.contract, {"observation": inputs})["q_values"]
+    twin = twin_outputs(policy.spec, policy.snapshot, inputs)
+    assert lsb_errors(outputs, twin, lsb=file.golden.lsb["q_values"]).max() == 0
 
 
 def test_a_patched_file_that_differs_is_not_written(tmp_path, checkpoint, monkeypatch):

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from export_factory import make_contract, make_spec, observations
+from keras_twin import lsb_errors, twin_outputs, with_snapped_biases
 
 from quarl_device.errors import NonFiniteError, PatchError, SelfTestError
 from quarl_device.policy import Policy
@@ -14,7 +15,6 @@ from quarl_export.compare import difference
 from quarl_export.file_runner import run_file
 from quarl_export.golden import run_goldens
 from quarl_export.graph import output_scale, view
-from quarl_export.parity import lsb_errors, twin_outputs
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
 from quarl_export.quantizers import WeightQuantizer
@@ -196,8 +196,6 @@ def test_goldens_behind_int8_layers_allow_what_kernels_may_differ_in():
 
 def test_no_biases_snapped_no_agreement(policy):
     """Snapping is not decoration: the twin's biases differ from the learned ones."""
-    from quarl_export.parity import with_snapped_biases
-
     snapshot = dataclasses.replace(
         policy.snapshot(), biases=tuple(b + np.float32(0.0123) for b in policy.snapshot().biases)
     )

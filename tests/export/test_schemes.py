@@ -115,7 +115,7 @@ def test_the_normaliser_is_in_float_before_quantize():
     policy = mlp()
     spread = np.array([1000.0, 0.01, 1.0, 10.0], np.float32)
     policy.weights["a/kernel"][:] /= spread[:, None]
-    observations = rows(policy, 200)["observation"] * spread
+    observations = (rows(policy, 200)["observation"] + 2.0) * spread
     data = CalibrationData.checked(policy.contract, {"observation": observations}, source="t")
     changed = with_input_normalizer(policy, data, RangeRule())
     expected = run_reference(policy, data.rows)["q_values"]

@@ -1,9 +1,13 @@
-"""Brings every dimension of an observation to about ±1 where the policy has no normaliser.
+"""Brings every dimension of an observation to about ±1, behind the policy's own normaliser where it has one.
 
 A TFLite input has one scale for all of its dimensions: a pole angle of ±0.2 beside velocities of ±3 would get 16 of
 256 levels. So each dimension is centred and scaled before the input is quantized, and the float weights that read it
 are changed to match: ``W x + b = (W / s) ((x - o) s) + (b + W o)``. That is exact in float and done before anything is
 quantized; the prologue itself is never multiplied into quantized weights.
+
+A normaliser of training brings dimensions to a variance of 1, not to one width: one that seldom leaves its rest is ten
+of them wide, another three. Where a policy acts on small differences of the narrow one, the levels that it lacks are
+returns (PPO on Pendulum: docs/schemes.md).
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,43 +29,95 @@ from quarl_export.ir import ImportedPolicy, PolicyGraph
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 _CONSTANT = 1e-4
+# Share of the width by which the middle may be off 0: at most a quarter of a bit is lost by it.
+_NEARLY = 0.1
 _MOVES_ONLY = frozenset({"flatten", "concatenate"})
 
 
 def with_input_normalizer(policy: ImportedPolicy, data: CalibrationData | None, rule: RangeRule) -> ImportedPolicy:
-    """Return `policy` with a normaliser for every key that has none and whose readers are dense layers.
+    """Return `policy` with a normaliser that brings to ±1 every key whose readers are dense layers.
 
     Images are left alone: their elements are of one kind already. So is a key that something else than a dense layer
-    reads, and one that has neither data nor finite bounds.
+    reads, and one that has neither data nor finite bounds. A clip is of the normalised values of all keys: there all
+    that are normalised are brought to ±1 or none, and no key without a normaliser gets one. It then lies where it
+    first meets the old one in any dimension, never inside of what was calibrated.
 
     Args:
         policy: as imported.
         data: observations to take limits from; not needed where `rule` is "bounds" and the space has some.
         rule: how limits follow from data.
     """
-    graph, weights = policy.graph, dict(policy.weights)
-    offsets, scales = dict(policy.contract.normalizer.offset), dict(policy.contract.normalizer.scale)
+    old, clip = policy.contract.normalizer, policy.contract.normalizer.clip
     specs = {spec.key: spec for spec in policy.contract.observations}
-    normalizer = policy.contract.normalizer
-    for item in graph.inputs:
-        # A clip is of normalised values: with one, a key without a normaliser is clipped by it as well.
-        if item.key in offsets or normalizer.clip or len(item.shape) > 1:
-            continue
-        readers = _dense_readers(graph, item.key)
+    found = {}
+    for item in policy.graph.inputs:
+        readers = _dense_readers(policy.graph, item.key) if len(item.shape) == 1 else None
         limits = _limits(specs[item.key], item.shape, data, rule)
-        if readers is None or limits is None or not readers:
-            continue
-        offset, scale = _constants(*limits)
+        if readers and limits is not None and not (clip and item.key not in old.offset):
+            found[item.key] = (readers, _Brought.of(old, item.key, *limits))
+    if clip and any(key not in found for key in old.offset):
+        return policy
+    weights, offsets, scales = dict(policy.weights), dict(old.offset), dict(old.scale)
+    for key, (readers, brought) in found.items():
         for name, start in readers:
-            _absorb(weights, name, start, offset, scale)
-        offsets[item.key], scales[item.key] = tuple(offset.tolist()), tuple(scale.tolist())
-    normalizer = Normalizer(where=normalizer.where, offset=offsets, scale=scales, clip=normalizer.clip)
+            _absorb(weights, name, start, brought.offset, brought.scale)
+        offsets[key], scales[key] = brought.normalizer
+    if clip and found:
+        clip = min(brought.reach(clip) for _, brought in found.values())
+    normalizer = Normalizer(where=old.where, offset=offsets, scale=scales, clip=clip)
     return dataclasses.replace(
         policy,
         weights=weights,
-        graph=_with_biases(graph, weights),
+        graph=_with_biases(policy.graph, weights),
         contract=dataclasses.replace(policy.contract, normalizer=normalizer),
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Brought:
+    """What brings a key's elements to ±1 behind its first normaliser, ``[elements]`` each.
+
+    Attributes:
+        first_offset: of the policy's own normaliser, 0 where it has none.
+        first_scale: likewise, 1 where it has none.
+        offset: of what comes behind it.
+        scale: likewise.
+    """
+
+    first_offset: Float64
+    first_scale: Float64
+    offset: Float32
+    scale: Float32
+
+    @classmethod
+    def of(cls, old: Normalizer, key: str, low: Float64, high: Float64) -> _Brought:
+        """Return what brings raw values from `low` to `high` to ±1 behind the normaliser `old`."""
+        first_offset, first_scale = (
+            np.broadcast_to(np.asarray(part.get(key, default), np.float64), low.shape)
+            for part, default in ((old.offset, (0.0,)), (old.scale, (1.0,)))
+        )
+        ends = [(limit - first_offset) * first_scale for limit in (low, high)]
+        if old.clip and key in old.offset:
+            ends = [np.clip(end, -old.clip, old.clip) for end in ends]
+        low, high = np.minimum(*ends), np.maximum(*ends)
+        # Dividing by nearly nothing would blow up the first change of a dimension that did not move.
+        still, centre = high - low < 2 * _CONSTANT, (low + high) / 2
+        offset, scale = _constants(np.where(still, centre - 1.0, low), np.where(still, centre + 1.0, high))
+        return cls(first_offset=first_offset, first_scale=first_scale, offset=offset, scale=scale)
+
+    @property
+    def normalizer(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Offset and scale of both as one, in float32's digits."""
+        # A first scale of 0 makes a constant of its element: it then has the value 0, whatever is taken off.
+        inverse = np.divide(1.0, self.first_scale, out=np.zeros_like(self.first_scale), where=self.first_scale != 0.0)
+        offset = self.first_offset + self.offset * inverse
+        scale = self.first_scale * self.scale
+        return tuple(offset.astype(np.float32).tolist()), tuple(scale.astype(np.float32).tolist())
+
+    def reach(self, clip: float) -> float:
+        """Return where ±`clip` behind the first normaliser lies at the nearest."""
+        ends = np.stack([clip - self.offset, clip + self.offset]) * self.scale
+        return float(ends.min())
 
 
 def _limits(
@@ -78,11 +135,21 @@ def _limits(
     low, high = (np.tile(limit, spec.stack) for limit in rule.columns(frames))
     still = high - low < 2 * _CONSTANT
     if still.any():
-        # Dividing by nearly nothing would blow up the first change of a dimension that did not move.
         centre = (low + high) / 2
         wide = (centre - 1.0, centre + 1.0) if bounds is None else bounds
         low, high = np.where(still, wide[0], low), np.where(still, wide[1], high)
-    return low, high
+    return _around_zero(low, high)
+
+
+def _around_zero(low: Float64, high: Float64) -> tuple[Float64, Float64]:
+    """Return limits that lie nearly around 0 exactly around it, so that 0 is a level of the input.
+
+    Many tasks bring a dimension to rest at 0. If that falls between two levels, a policy sees it half a level off all
+    the time, and rests elsewhere.
+    """
+    near = np.abs(low + high) / 2 <= _NEARLY * (high - low)
+    reach = np.maximum(np.abs(low), np.abs(high))
+    return np.where(near, -reach, low), np.where(near, reach, high)
 
 
 def _bounds(spec: ObservationSpec, size: int) -> tuple[Float64, Float64] | None:

@@ -1,9 +1,16 @@
-"""Observations from playing an environment, seeded: with random actions or with the float policy's own."""
+"""Observations from playing an environment, seeded, in three ways that take turns.
+
+With the float policy's own actions come the states that it seeks, with random ones those that it avoids, and with its
+own of which some are random those between, which it must find back from. A file acts a little otherwise than its float
+policy, so these it meets as well. Episodes are played to their ends, since some observations come late (a cart that
+drifts), except that one may take no more than its share of the steps: each way has several starts.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -12,45 +19,55 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import PolicyContract
 from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
-from quarl_device.errors import EnvironmentMisbehaved, UsageError
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UsageError
 from quarl_device.frame_stack import restack
 from quarl_export.acting import greedy_actions
 from quarl_export.calibration.data import CalibrationData, most_rows, observation_shape
 from quarl_export.calibration.hold_out import HELD_OUT, MIN_ROWS, HoldOut
 from quarl_export.ir import ImportedPolicy, run_reference
 
-Actions = Literal["random", "policy", "mixed"]
+Actions = Literal["random", "noisy", "policy", "mixed"]
+Way = Literal["random", "noisy", "policy"]
+WAYS: tuple[Way, ...] = ("policy", "noisy", "random")
+DEFAULT_STEPS = 16_384
+# Episodes of each way, at least, in what is calibrated with and in what is held out.
+STARTS = 2
+_NOISE = 0.25
 # A judgement on fewer episodes says so: what is rare in them, no check has seen.
 FEW_EPISODES = 8
 MAX_STEPS = 100_000
+# An end for an environment that takes its time. It fails instead of stopping early: ranges would follow the machine.
+MAX_S = 900.0
+_LOOK_AT_CLOCK_EVERY = 64
 Row = dict[str, NDArray[Any]]
+Choose = Callable[[Row], Any]
 
 
 def play(
     policy: ImportedPolicy,
     spec: EnvSpec,
     *,
-    steps: int = 4_096,
+    steps: int = DEFAULT_STEPS,
     seed: int = 0,
     actions: Actions = "mixed",
     allow_module: bool = False,
 ) -> CalibrationData:
     """Step one environment and keep what it shows.
 
-    The last quarter of the steps is played in episodes of its own, at least two, and held out. Where there are more
-    steps than rows are kept of, those that are kept lie evenly between them.
+    The last quarter of the steps is played in episodes of its own and held out. Where there are more steps than rows
+    are kept of, those that are kept lie evenly between them.
 
     Args:
-        policy: gives the contract, and the actions of "policy".
+        policy: gives the contract, and the actions.
         spec: which environment.
         steps: how many observations, first ones of episodes included.
-        seed: of environment and action space.
-        actions: "random"; "policy": the float network's greedy ones; "mixed": every second episode each, so that the
-            data hold what the policy seeks and what it avoids.
+        seed: of environment, action space and noise; each episode begins from a seed of its own.
+        actions: "random"; "policy": the float network's greedy ones; "noisy": these, but a quarter of them random;
+            "mixed": all three, an episode at a time.
         allow_module: see `environments.check_registered`.
 
     Raises:
-        UsageError: not at least 2 steps.
+        UsageError: not at least 2 steps, or more than are played in `MAX_S` here.
         SpaceMismatch: the environment's spaces are not the policy's.
         EnvironmentMisbehaved: it raised, or showed NaN.
         QuarlError: whatever `make_single` raises.
@@ -60,24 +77,51 @@ def play(
     contract = policy.contract
     world = make_single(spec, seed=seed, allow_module=allow_module)
     kept = _Kept(contract, steps)
+    held = int(HELD_OUT * steps) if steps >= MIN_ROWS else 0
+    ways = WAYS if actions == "mixed" else (actions,)
+    choosers = _choosers(policy, world, np.random.default_rng(seed))
+    seeds = itertools.count(seed)
+    held_episodes = 0
     try:
         check_matches(world, contract.observations, contract.action)
-        ends, held_episodes = _ends(steps), 0
-        for episode in itertools.count():
-            greedy = actions == "policy" or (actions == "mixed" and episode % 2 == 1)
-            choose = _greedy(policy) if greedy else lambda _row: world.action_space.sample()
-            end = next(end for end in ends if end > kept.seen)
-            held_episodes += kept.seen >= ends[0]
-            _episode(world, contract, choose, kept, end, seed=seed + episode)
-            if kept.seen == steps:
-                break
+        for part in filter(None, (steps - held, held)):
+            held_episodes = _part(world, contract, [choosers[way] for way in ways], kept, part, seeds)
     finally:
         world.close()
-    held_out = None
-    if len(ends) > 1:
-        held_out = HoldOut(rows=kept.steps >= ends[0], of=_of_episodes(held_episodes))
+    held_out = HoldOut(rows=kept.steps >= steps - held, of=_of_episodes(held_episodes)) if held else None
     source = f"{steps} steps of {spec.env_id}, {actions} actions, seed {seed}"
     return CalibrationData.checked(contract, kept.rows, source=source, held_out=held_out)
+
+
+def _part(
+    world: gymnasium.Env[Any, Any],
+    contract: PolicyContract,
+    choosers: Sequence[Choose],
+    kept: _Kept,
+    steps: int,
+    seeds: Iterator[int],
+) -> int:
+    """Play so many steps, an episode with each of `choosers` in turn, and return how many episodes there were."""
+    end, episodes = kept.seen + steps, 0
+    longest = max(1, steps // (STARTS * len(choosers)))
+    for choose in itertools.cycle(choosers):
+        if kept.seen == end:
+            break
+        _episode(world, contract, choose, kept, min(end, kept.seen + longest), seed=next(seeds))
+        episodes += 1
+    return episodes
+
+
+def _choosers(policy: ImportedPolicy, world: gymnasium.Env[Any, Any], rng: np.random.Generator) -> Mapping[Way, Choose]:
+    greedy = _greedy(policy)
+
+    def random(_: Row) -> Any:
+        return world.action_space.sample()
+
+    def noisy(row: Row) -> Any:
+        return random(row) if rng.random() < _NOISE else greedy(row)
+
+    return {"policy": greedy, "noisy": noisy, "random": random}
 
 
 def _of_episodes(count: int) -> str:
@@ -106,6 +150,7 @@ class _Kept:
         self.steps = np.linspace(0, steps - 1, most).astype(np.int64)
         self.rows = {spec.key: np.empty((most, *observation_shape(spec)), spec.dtype) for spec in contract.observations}
         self._filled = 0
+        self._steps, self._deadline_s = steps, time.monotonic() + MAX_S
 
     def add(self, row: Row) -> None:
         if self._filled < len(self.steps) and self.steps[self._filled] == self.seen:
@@ -113,23 +158,19 @@ class _Kept:
                 array[self._filled] = row[key]
             self._filled += 1
         self.seen += 1
-
-
-def _ends(steps: int) -> tuple[int, ...]:
-    """Return the rows at which an episode is cut, if it has not ended: none is both calibrated with and judged by.
-
-    What is held out is cut in the middle, so that it holds one of random and one of the policy's own actions.
-    """
-    held = int(HELD_OUT * steps)
-    return (steps - held, steps - held // 2, steps) if steps >= MIN_ROWS else (steps,)
+        if self.seen % _LOOK_AT_CLOCK_EVERY == 0 and time.monotonic() > self._deadline_s:
+            raise UsageError(
+                f"playing took more than {MAX_S:g} s for {self.seen:,} of {self._steps:,} steps",
+                hint="ask for fewer with --steps, or calibrate with a recording: --calibrate FILE.npz",
+            )
 
 
 def _episode(
     world: gymnasium.Env[Any, Any],
     contract: PolicyContract,
-    choose: Callable[[Row], Any],
+    choose: Choose,
     kept: _Kept,
-    steps: int,
+    end: int,
     *,
     seed: int,
 ) -> None:
@@ -137,13 +178,15 @@ def _episode(
         observation, _ = world.reset(seed=seed)
         ended = False
         row = None
-        while kept.seen < steps:
+        while kept.seen < end:
             row = _row(contract, observation, row)
             kept.add(row)
             if ended:
                 return
             observation, _, terminated, truncated, _ = world.step(choose(row))
             ended = bool(terminated or truncated)
+    except QuarlError:
+        raise
     # The environment is anybody's code.
     except Exception as error:
         raise EnvironmentMisbehaved(
@@ -163,7 +206,7 @@ def _row(contract: PolicyContract, observation: Any, before: Row | None) -> Row:
     return row
 
 
-def _greedy(policy: ImportedPolicy) -> Callable[[Row], Any]:
+def _greedy(policy: ImportedPolicy) -> Choose:
     action = policy.contract.action
 
     def choose(row: Row) -> Any:

@@ -3,7 +3,8 @@
 Single actions say little of what a file is worth: where two of them are nearly as good, quantization picks the other
 one and loses nothing, and where one episode hangs on a few states, the best agreement may lose all of it. So where the
 environment can be played, playing decides. Both policies are files in the TFLite runtime, played greedily in whole
-episodes; episode i of both starts from the same seed, so that luck of the start is in neither's favour.
+episodes; episode i of both starts from the same seed, so that luck of the start is in neither's favour. Random actions
+on the same seeds say what a return of nothing learned is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quarl_device.environments import EnvSpec, check_matches, make_single
 from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UsageError
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import PolicyFile
+from quarl_export.checks.chance import random_returns
 from quarl_export.checks.paired import MAX_LOSS, Comparison, Verdict
 from quarl_export.checks.report import CheckResult, finer
 
@@ -41,7 +43,7 @@ class Play:
 
     Attributes:
         env: the environment.
-        episodes: that each policy plays; more of them tell smaller differences apart.
+        episodes: that each policy plays, and random actions; more of them tell smaller differences apart.
         seed: episode i starts from `seed + i`; none that calibration has played.
         allow_module: see `environments.check_registered`.
         tell: called with a line about how far it is, at the start and every two seconds.
@@ -80,7 +82,7 @@ def not_judged(why: str) -> Judged:
 
 
 def judge_returns(file: PolicyFile, reference: Callable[[], PolicyFile], play: Play) -> Judged:
-    """Play `file` and the float policy.
+    """Play `file`, the float policy and random actions.
 
     Args:
         file: complete, as a device loads it.
@@ -99,40 +101,65 @@ def judge_returns(file: PolicyFile, reference: Callable[[], PolicyFile], play: P
         theirs = reference()
     except QuarlError as error:
         # A float policy that is no file says something of the policy, and nothing in favour of the file made of it.
-        why = f"there is no float32 file to play against: {error.message}; --episodes 0 leaves this check out"
-        return Judged(result=CheckResult(code="Q13", passed=False, message=why, detail=_said("lost")))
+        return _lost(f"there is no float32 file to play against: {error.message}")
     try:
-        floats = _returns(theirs, play, play.episodes, "the float policy")
-        ours = _returns(file, play, len(floats), "the file") if len(floats) >= MIN_EPISODES else ()
+        found = _compared(file, theirs, play)
     except EnvironmentMisbehaved as error:
         # A file whose returns cannot be told is not one that keeps them.
-        why = f"{error.message}; --episodes 0 leaves this check out"
-        return Judged(result=CheckResult(code="Q13", passed=False, message=why, detail=_said("lost")))
-    except _OutOfTime as late:
-        return Judged(result=_undecided(f"undecided: {late}"))
-    if len(ours) < MIN_EPISODES:
-        steps = f"{play.episodes * MAX_STEPS_PER_EPISODE:,} steps"
-        return Judged(result=_undecided(f"undecided: fewer than {MIN_EPISODES} episodes ended within {steps}"))
-    return _judged(Comparison.of(floats[: len(ours)], ours), play, file.contract)
+        return _lost(error.message)
+    except _CannotTell as why:
+        result = CheckResult(
+            code="Q13", passed=True, limit=MAX_LOSS, message=f"undecided: {why}", detail=_said("undecided")
+        )
+        return Judged(result=result)
+    return _judged(found, play, file.contract)
+
+
+def _compared(file: PolicyFile, theirs: PolicyFile, play: Play) -> Comparison:
+    """Play the float policy `theirs`, the file and random actions.
+
+    Raises:
+        _CannotTell: too few episodes of one of them ended, or the environment misbehaves with random actions.
+        EnvironmentMisbehaved: it does so with one of the files.
+    """
+    floats = _enough(_returns(theirs, play, play.episodes, "the float policy"), play)
+    ours = _enough(_returns(file, play, len(floats), "the file"), play)
+    try:
+        chance = _enough(_chance(play, len(ours)), play, of="of random actions ")
+    except EnvironmentMisbehaved as error:
+        # What random actions meet is no fault of the file.
+        raise _CannotTell(f"what random actions return is not known: {error.message}") from error
+    count = len(chance)
+    return Comparison.of(floats[:count], ours[:count], chance)
+
+
+def _enough(returns: tuple[float, ...], play: Play, *, of: str = "") -> tuple[float, ...]:
+    if len(returns) >= MIN_EPISODES:
+        return returns
+    steps = play.episodes * MAX_STEPS_PER_EPISODE
+    raise _CannotTell(f"fewer than {MIN_EPISODES} episodes {of}ended within {steps:,} steps")
+
+
+def _lost(why: str) -> Judged:
+    message = f"{why}; --episodes 0 leaves this check out"
+    return Judged(result=CheckResult(code="Q13", passed=False, message=message, detail=_said("lost")))
 
 
 def _judged(found: Comparison, play: Play, contract: PolicyContract) -> Judged:
     verdict = found.verdict
     told = (
-        f"{found.file_mean:.4g} against {found.float_mean:.4g} of the float policy over {found.episodes} episodes of "
-        f"{play.env.env_id}: {_more_or_less(found.loss)} on average, standard error {found.standard_error:.3g}, "
-        f"allowed {found.limit:.3g} less"
+        f"{found.file_mean:.4g} against {found.float_mean:.4g} of the float policy and {found.random_mean:.4g} of "
+        f"random actions over {found.episodes} episodes of {play.env.env_id}: {_more_or_less(found.loss)} on average, "
+        f"standard error {found.loss_error:.3g}, allowed {found.limit:.3g} less"
     )
     if verdict == "undecided":
-        many = found.episodes_needed
-        hint = f"; --episodes {many:.0f} would tell" if found.scale and many <= MAX_EPISODES else ""
-        told = f"undecided: {told}{hint}"
+        told = f"undecided: {told}{_what_would_tell(found)}"
     if verdict == "lost":
         told = f"{told}; {finer(contract.head.kind, contract.scheme)}"
     result = CheckResult(
         code="Q13",
         passed=verdict != "lost",
-        value=round(found.loss / found.scale, 5) if found.scale and math.isfinite(found.loss) else None,
+        value=round(found.loss / found.learned, 5) if found.has_learned and math.isfinite(found.loss) else None,
         limit=MAX_LOSS,
         message=told,
         detail={
@@ -142,16 +169,22 @@ def _judged(found: Comparison, play: Play, contract: PolicyContract) -> Judged:
             "seed": play.seed,
             "float_return_mean": found.float_mean,
             "file_return_mean": found.file_mean,
+            "random_return_mean": found.random_mean,
             "loss": found.loss,
-            "standard_error": found.standard_error,
-            "scale": found.scale,
+            "standard_error": found.loss_error,
+            "scale": found.learned,
+            "excess": found.excess,
+            "excess_standard_error": found.excess_error,
         },
     )
     return Judged(result=result, decided=verdict in ("held", "lost"))
 
 
-def _undecided(why: str) -> CheckResult:
-    return CheckResult(code="Q13", passed=True, limit=MAX_LOSS, message=why, detail=_said("undecided"))
+def _what_would_tell(found: Comparison) -> str:
+    if not found.has_learned:
+        return "; the float policy returns no more than random actions, so there is nothing that a file could keep"
+    many = found.episodes_needed
+    return f"; --episodes {many:.0f} would tell" if many <= MAX_EPISODES else ""
 
 
 def _said(verdict: Verdict) -> dict[str, Any]:
@@ -162,8 +195,8 @@ def _more_or_less(loss: float) -> str:
     return f"{abs(loss):.3g} {'less' if loss > 0 else 'more'}" if loss else "the same"
 
 
-class _OutOfTime(Exception):
-    """Playing took too long; how far it came depends on the machine, so it says nothing."""
+class _CannotTell(Exception):
+    """Why playing says nothing; of playing that takes too long, because how far it came depends on the machine."""
 
 
 class _Budget:
@@ -176,12 +209,37 @@ class _Budget:
     def __call__(self) -> bool:
         self._steps_left -= 1
         if self._steps_left % _LOOK_AT_CLOCK_EVERY == 0 and self._clock() > self._deadline_s:
-            raise _OutOfTime(f"{self._episodes} episodes take more than {self._episodes * MAX_S_PER_EPISODE:g} s here")
+            raise _CannotTell(f"{self._episodes} episodes take more than {self._episodes * MAX_S_PER_EPISODE:g} s here")
         return self._steps_left < 0
 
 
 def _returns(file: PolicyFile, play: Play, episodes: int, who: str) -> tuple[float, ...]:
     """Return the greedy returns of `file`, fewer than `episodes` where it ran out of steps."""
+    found = evaluate(
+        file,
+        episodes=episodes,
+        seed=play.seed,
+        env=play.env,
+        stop=_Budget(play.episodes),
+        progress=_progress(play, episodes, who),
+        allow_module=play.allow_module,
+    )
+    return found.returns
+
+
+def _chance(play: Play, episodes: int) -> tuple[float, ...]:
+    """Return the same of random actions."""
+    return random_returns(
+        play.env,
+        episodes=episodes,
+        seed=play.seed,
+        stop=_Budget(play.episodes),
+        progress=_progress(play, episodes, "random actions"),
+        allow_module=play.allow_module,
+    )
+
+
+def _progress(play: Play, episodes: int, who: str) -> Callable[[int], None]:
     heading = f"playing {episodes} episodes of {play.env.env_id} with {who}"
     play.tell(heading)
     next_s = time.monotonic() + _TELL_EVERY_S
@@ -192,14 +250,4 @@ def _returns(file: PolicyFile, play: Play, episodes: int, who: str) -> tuple[flo
             next_s = time.monotonic() + _TELL_EVERY_S
             play.tell(f"{heading}: {done} done")
 
-    budget = _Budget(play.episodes)
-    found = evaluate(
-        file,
-        episodes=episodes,
-        seed=play.seed,
-        env=play.env,
-        stop=budget,
-        progress=progress,
-        allow_module=play.allow_module,
-    )
-    return found.returns
+    return progress

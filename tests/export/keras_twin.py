@@ -1,4 +1,4 @@
-"""How far a file and the network it was made of are apart, in steps of the file's own output."""
+"""An oracle beside Q09's: what the fake-quant Keras network of a run computes, apart from our own numpy reference."""
 
 from __future__ import annotations
 
