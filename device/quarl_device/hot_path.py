@@ -126,15 +126,15 @@ def plain_act(infer: Infer, buffer: Array, row: Array, decide: Decide) -> Act:
     return act
 
 
-def plain_batch(infer: Infer, shape: tuple[int, ...], binding: InputBinding, decide: Decide) -> Act:
-    """Return the hot path of [batch_size, *shape] plain observations."""
+def plain_batch(infer: Infer, shape: tuple[int, ...], binding: InputBinding) -> Act:
+    """Return what runs the model on [batch_size, *shape] plain observations."""
     buffer = np.zeros(shape, binding.dtype)
 
-    def act_batch(observations: Any) -> Any:
+    def results(observations: Any) -> Any:
         buffer[...] = observations.reshape(shape)
-        return decide(infer(buffer))
+        return infer(buffer)
 
-    return act_batch
+    return results
 
 
 class RowByRow:

@@ -16,10 +16,12 @@ from quarl_device.actor.acting import ActingPolicy
 from quarl_device.actor.fetcher import Fetcher
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.environments import show_action
 from quarl_device.errors import SpaceMismatch
 from quarl_device.policy import Policy
 from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
 from quarl_device.runtime import PolicyRuntime
+from quarl_device.wire.exploration import check_exploration
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.manifest import decode_manifest, is_manifest
 from quarl_device.wire.push import PushHeader, decode_push, newer
@@ -71,6 +73,7 @@ class Inbox:
         self._key: PublicKey | None = None
         self._observations: tuple[ObservationSpec, ...] = ()
         self._action: ActionSpec | None = None
+        self._extras: tuple[str, ...] = ()
         self._closed = False
         self.latest = (-1, -1)
         self.accepted = 0
@@ -85,7 +88,13 @@ class Inbox:
         self._thread.start()
 
     def trust(
-        self, key: PublicKey, observations: tuple[ObservationSpec, ...], action: ActionSpec, *, epoch: int = 0
+        self,
+        key: PublicKey,
+        observations: tuple[ObservationSpec, ...],
+        action: ActionSpec,
+        *,
+        epoch: int = 0,
+        extras: tuple[str, ...] = (),
     ) -> None:
         """From now on take pushes that `key` signed, for these spaces; a push that waited for this is looked at.
 
@@ -94,12 +103,15 @@ class Inbox:
             observations: from its birth.
             action: likewise.
             epoch: likewise; pushes of an older one are ignored (W3), such as the last learner's.
+            extras: likewise; exploration must give them.
         """
         with self._changed:
             # A new learner's push may overtake its birth: what did not fit the old spaces is looked at again.
-            if self._misfit and self._fetched is None and (observations, action) != (self._observations, self._action):
+            asked, asks = (self._observations, self._action, self._extras), (observations, action, extras)
+            if self._misfit and self._fetched is None and asks != asked:
                 self._fetched, self._misfit = self._misfit, None
             self._key, self._observations, self._action, self._epoch = key, observations, action, epoch
+            self._extras = extras
             self._changed.notify_all()
 
     def offer(self, payload: bytes) -> None:
@@ -184,7 +196,9 @@ class Inbox:
             self._fetcher.outdated(self.latest)
 
     def _load(self, header: PushHeader, file: PolicyFile) -> ActingPolicy:
+        contract = file.contract
         self._check_spaces(file)
+        check_exploration(header.exploration, contract.head, contract.action, extras=self._extras)
         golden = GoldenVectors(
             observations=file.golden.observations,
             outputs=header.golden_outputs,
@@ -196,7 +210,7 @@ class Inbox:
             policy=policy,
             epoch=header.epoch,
             version=header.version,
-            epsilon=min(1.0, header.exploration.value_for(self._actor_index)),
+            exploration=header.exploration.for_actor(self._actor_index),
             reset=header.reset,
         )
 
@@ -206,10 +220,9 @@ class Inbox:
         if found != wanted:
             raise SpaceMismatch(f"the pushed policy observes {found}, the learner's birth says {wanted}")
         ours, theirs = self._action, file.contract.action
-        if ours is None or (theirs.kind, theirs.n, theirs.start) != (ours.kind, ours.n, ours.start):
-            raise SpaceMismatch(
-                f"the pushed policy acts in {theirs.kind} n={theirs.n} start={theirs.start}, unlike the learner's birth"
-            )
+        if ours is None or theirs.space != ours.space:
+            named = "nothing" if ours is None else show_action(ours)
+            raise SpaceMismatch(f"the pushed policy acts in {show_action(theirs)}, the learner's birth says {named}")
 
     def _refuse(self, error: Exception) -> None:
         self.refused += 1

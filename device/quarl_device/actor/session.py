@@ -116,7 +116,7 @@ class ActorSession:
         self._learner_left = False  # it said goodbye, or its will did: a late ack does not bring it back
         self._learner_beat = -1
         self._learner_heard_s = 0.0
-        self._lockstep = False
+        self._in_turns = False
         self._policy: tuple[int, int] | None = None
         self._spent: tuple[int, int] | None = None
         self._unsent = outbox.base  # the sequence to send next
@@ -137,8 +137,8 @@ class ActorSession:
             self._announce = True
             self._go_back(now_s)
 
-    def learner_online(self, *, epoch: int, beat: int, lockstep: bool, now_s: float) -> bool:
-        """A learner's birth, new or renewed.
+    def learner_online(self, *, epoch: int, beat: int, in_turns: bool, now_s: float) -> bool:
+        """A learner's birth, new or renewed; `in_turns`: a policy makes one turn (lockstep, rounds), not more.
 
         Returns:
             Whether it opens a new epoch, which forgets everything known of the learner before. A birth of an older
@@ -146,7 +146,7 @@ class ActorSession:
         """
         if epoch < self.epoch:
             return False
-        self._lockstep = lockstep
+        self._in_turns = in_turns
         if epoch > self.epoch:
             self.epoch = epoch
             self._forget_answers()
@@ -177,12 +177,15 @@ class ActorSession:
         """The policies known so far are of no use for the learner's new task."""
         self._policy = None
 
-    def block_made(self, payload: bytes, *, epoch: int, version: int, now_s: float, steps: int = 0) -> int:
+    def block_made(
+        self, payload: bytes, *, epoch: int, version: int, now_s: float, steps: int = 0, ends_turn: bool = True
+    ) -> int:
         """Take over an encoded block, acted at its last row with policy (epoch, version); returns its sequence."""
         sequence = self.next_sequence
         self._outbox.put(sequence, payload, steps=steps)
         self.next_sequence += 1
-        self._spent = (epoch, version)
+        if ends_turn:
+            self._spent = (epoch, version)
         self._follow(now_s)  # room may have been made
         if self._delivers_own and self._unsent == sequence and not self._in_flight:
             self._quiet_since_s = now_s  # nothing was out: silence begins now
@@ -290,7 +293,7 @@ class ActorSession:
         """Return "" when the loop may make another block, else why not."""
         if self._policy is None:
             return self._absent() or "no policy"
-        if self._lockstep and (self._policy[0] != self.epoch or self._policy == self._spent):
+        if self._in_turns and (self._policy[0] != self.epoch or self._policy == self._spent):
             return self._absent() or "waiting for the next policy"
         if self._outbox.fault:
             return "spool cannot be written"

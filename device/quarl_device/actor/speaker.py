@@ -68,7 +68,9 @@ class Speaker:
             blocked_since_unix_s=standstill.since_unix_s(now_s, time.time()) if blocked else 0.0,
         )
 
-    def keep_block(self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy) -> None:
+    def keep_block(
+        self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy, *, ends_turn: bool = True
+    ) -> None:
         """Encode what was recorded and hold it until the learner has it."""
         session, steps = self._shared.session, recorder.steps
         sequence = session.next_sequence
@@ -77,7 +79,8 @@ class Speaker:
         block = recorder.block(boot_id=self._boot_id, sequence=sequence, base=base, first_step=self._steps)
         payload = codec.encode(block)
         self._steps += steps
-        session.block_made(payload, steps=steps, epoch=acting.epoch, version=acting.version, now_s=time.monotonic())
+        made = {"steps": steps, "epoch": acting.epoch, "version": acting.version}
+        session.block_made(payload, **made, now_s=time.monotonic(), ends_turn=ends_turn)
 
     def leave_block(self, recorder: Recorder) -> None:
         """Count what was recorded and is of no use: the learner's account of steps shows that it is missing."""
