@@ -351,10 +351,11 @@ def draw_index(output: OutputBinding) -> Draw:
 
 def draw_indices(output: OutputBinding, batch_size: int, dtype: np.dtype[Any]) -> Draw:
     """Return the same for batch_size observations and fractions: actions of `dtype`, and float64 log probabilities."""
+    scale = output.scale or 1.0
 
     def draw(values: Array, fractions: Array) -> tuple[Array, Array, Array]:
-        logits = real_output(output, values).reshape(batch_size, -1).astype(np.float64)
-        shifted = logits - logits.max(axis=1, keepdims=True)
+        logits = values.astype(np.float64).reshape(batch_size, -1)
+        shifted = (logits - logits.max(axis=1, keepdims=True)) * scale
         shares = np.exp(shifted).cumsum(axis=1)
         total = shares[:, -1]
         if not np.isfinite(total).all():
