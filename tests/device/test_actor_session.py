@@ -432,6 +432,33 @@ def test_lockstep_makes_one_block_per_policy_of_this_epoch():
     assert session.blocked() == ""
 
 
+def test_a_round_ends_when_it_is_said_to_and_only_then_waits():
+    session = ready()
+    session.learner_online(epoch=1, beat=2, in_turns=True, now_s=0.0)
+    grant(session, 9)
+
+    def make_block(version, *, ends_turn):
+        session.block_made(b"x", epoch=1, version=version, now_s=0.0, ends_turn=ends_turn)
+
+    make_block(1, ends_turn=False)
+    assert session.blocked() == ""
+    # A newer policy waits for the round's end; the round goes on.
+    session.policy_accepted(1, 2)
+    make_block(1, ends_turn=False)
+    make_block(1, ends_turn=True)
+    assert session.blocked() == ""
+    make_block(2, ends_turn=True)
+    assert session.blocked() == "waiting for the next policy"
+    session.policy_accepted(1, 3)
+    make_block(3, ends_turn=False)
+    # The learner was killed inside a round: its next life's policy begins another.
+    session.learner_online(epoch=2, beat=1, in_turns=True, now_s=0.0)
+    grant(session, 9, epoch=2)
+    assert session.blocked() == "waiting for the next policy"
+    session.policy_accepted(2, 1)
+    assert session.blocked() == ""
+
+
 def test_giving_up_what_is_pending_shows_in_base():
     session = ready()
     grant(session, 9)
