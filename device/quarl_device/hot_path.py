@@ -126,15 +126,15 @@ def plain_act(infer: Infer, buffer: Array, row: Array, decide: Decide) -> Act:
     return act
 
 
-def plain_batch(infer: Infer, shape: tuple[int, ...], binding: InputBinding) -> Act:
-    """Return what runs the model on [batch_size, *shape] plain observations."""
+def plain_batch(infer: Infer, shape: tuple[int, ...], binding: InputBinding, decide: Decide) -> Act:
+    """Return the hot path of [batch_size, *shape] plain observations."""
     buffer = np.zeros(shape, binding.dtype)
 
-    def results(observations: Any) -> Any:
+    def act_batch(observations: Any) -> Any:
         buffer[...] = observations.reshape(shape)
-        return infer(buffer)
+        return decide(infer(buffer))
 
-    return results
+    return act_batch
 
 
 class RowByRow:

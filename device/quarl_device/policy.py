@@ -228,10 +228,13 @@ class Policy:
         else:
             decide = greedy_indices(self._outputs[0], rows, np.dtype(contract.action.dtype))
         if self._is_bare and self.inputs[0].spec.stack == 1 and copies(self.inputs[0]):
-            results = plain_batch(model.infer, (rows, *self.inputs[0].shape), self.inputs[0])
-        else:
-            self._batch_fillers = [Filler(binding, batch_size=rows) for binding in self.inputs]
-            results = results_of(self.inputs, self._batch_fillers, model.infer)
+            shape = (rows, *self.inputs[0].shape)
+            act, results = (
+                plain_batch(model.infer, shape, self.inputs[0], finish) for finish in (decide, lambda results: results)
+            )
+            return act, results
+        self._batch_fillers = [Filler(binding, batch_size=rows) for binding in self.inputs]
+        results = results_of(self.inputs, self._batch_fillers, model.infer)
         return compose(results, decide), results
 
 
