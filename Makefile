@@ -24,8 +24,9 @@ $(STAMP): pyproject.toml device/pyproject.toml export/pyproject.toml constraints
 demo: install
 	$(BIN)/quarl-edge demo
 
+# Two workers, a file at a time: more would only make tests with deadlines wait for each other.
 test: install tflite mosquitto chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .

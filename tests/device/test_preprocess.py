@@ -150,7 +150,7 @@ def frames_of(shape, count=7):
         ((4, 5, 1), (60,), "joined", lambda frames: np.concatenate(frames, -1).ravel()),
         ((), (3,), "joined", np.stack),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),  # no addresses: workers must collect the same names
 )
 @pytest.mark.parametrize("stored", ["float32", "int8"])
 def test_frames_are_stacked_oldest_first(shape, tensor, layout, place, stored):
