@@ -273,6 +273,19 @@ def test_a_nan_observation_is_not_blamed_on_the_policy_that_sees_it():
         single(arm, policy=policy).run_block(8)
 
 
+@pytest.mark.parametrize("envs", [1, 3])
+def test_a_reset_to_nan_is_the_environments_fault_though_the_policy_follows(envs):
+    arms = [Arm(50) for _ in range(envs)]
+    arms[-1].reset = lambda **_: (NAN, {})
+    arms[-1].step = lambda _: (np.zeros(3, np.float32), 0.0, False, False, {})
+    policy = SimpleNamespace(
+        act_index=lambda seen: np.float32([seen[1]]), act_batch=lambda seen: seen[:, 1:2].astype(np.float32)
+    )
+    loop = single(arms[0], policy=policy) if envs == 1 else vector(arms, policy=policy)
+    with pytest.raises(EnvironmentMisbehaved, match=r"observation .*nan.* at step 0\b"):
+        loop.run_block(8)
+
+
 def pendulum(envs, exploration, **kwargs):
     if envs == 1:
         return single(make_single(EnvSpec(env_id="Pendulum-v1")), exploration, rows=32, **kwargs)

@@ -192,16 +192,21 @@ class SteppingBase:
     def _check_values(self, rows: int) -> None:
         """Name the first step whose action, reward or observation is NaN or Inf; once per block, not per step."""
         recorder = self.recorder
-        arrays = {
-            "action": recorder.action[:rows],
-            "reward": recorder.reward[:rows],
-            "observation": recorder.observation[1 : rows + 1],
-        }
-        firsts = [(*place, what) for what, array in arrays.items() if (place := self._first_not_finite(array))]
-        if firsts:
-            # Of one step the action came first; what follows a NaN observation is no fault of the policy's.
-            row, env, what = min(firsts, key=lambda first: first[0])
-            self._not_finite(what, arrays[what][row, env], row, env)
+        # An observation belongs to the step before the one that acts on it: it is no fault of the policy's.
+        checked = (
+            ("action", recorder.action[:rows], 0),
+            ("reward", recorder.reward[:rows], 0),
+            ("observation", recorder.observation[: rows + 1], 1),
+        )
+        found = [
+            (place[0] - later, place[1], what, array[place])
+            for what, array, later in checked
+            if (place := self._first_not_finite(array))
+        ]
+        if found:
+            # Of one step the action came first.
+            row, env, what, value = min(found, key=lambda first: first[0])
+            self._not_finite(what, value, row, env)
         if recorder.final_index and recorder.observation.dtype.kind == "f":
             last = recorder.finals()
             for (row, env), observation in zip(recorder.final_index, last, strict=True):
