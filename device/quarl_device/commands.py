@@ -57,10 +57,11 @@ _BENCH_EXAMPLES = """\
 examples:
   quarl-device bench
   quarl-device bench --envs 64 --format json
-  quarl-device bench model.tflite --seconds 10
+  quarl-device bench pendulum.tflite --envs 16 --seconds 10
   quarl-device bench --spool /var/lib/quarl-edge --rate 1000 --seconds 60
   quarl-device bench --spool . --observation 84x84x4 --rate 50 --format json
 
+Actions are explored with epsilon 0.05 in a discrete space, with gaussian noise of sigma 0.1 in a box.
 With --spool: what the spool of an actor writes to that disk, per step and hour, at --rate steps per second.
 """
 MAX_ENVS = 4096
@@ -254,7 +255,7 @@ def _bench(options: argparse.Namespace) -> int:
         write_result(
             f"{speed.env} x {speed.envs}: {speed.steps_per_s:,.0f} steps/s "
             f"(bare environment {speed.bare_env_steps_per_s:,.0f}), one policy call {speed.act_us_p50:.1f} µs, "
-            f"{speed.encode_share:.1%} of the time to encode\n{speed.runtime} on {speed.machine}\n"
+            f"{speed.encode_share:.1%} of the time to encode, {speed.exploration}\n{speed.runtime} on {speed.machine}\n"
         )
     return 0
 

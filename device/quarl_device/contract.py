@@ -164,6 +164,11 @@ class ActionSpec:
             raise ContractError("a box action needs as many lower as upper bounds")
 
     @property
+    def space(self) -> tuple[object, ...]:
+        """What makes two specs of one space: all but how an output is scaled to it."""
+        return (self.kind, self.n, self.start, self.shape, self.low, self.high)
+
+    @property
     def dtype(self) -> str:
         """Dtype of an action on the wire and in replay."""
         if self.kind == "box":

@@ -205,9 +205,8 @@ def check_matches(
         for key in dict.fromkeys((*theirs, *ours))
         if ours.get(key) != theirs.get(key)
     ]
-    mine, wanted = ((a.kind, a.n, a.start, a.shape, a.low, a.high) for a in (found_action, action))
-    if mine != wanted:
-        differences.append(f"action: the environment has {_show_action(found_action)}, expected {_show_action(action)}")
+    if found_action.space != action.space:
+        differences.append(f"action: the environment has {show_action(found_action)}, expected {show_action(action)}")
     if not differences:
         return
     said, hint = "; ".join(differences), "the policy or learner belongs to another environment"
@@ -227,7 +226,8 @@ def _show(part: tuple[tuple[int, ...], str] | None) -> str:
     return "none" if part is None else f"{part[1]}{list(part[0])}"
 
 
-def _show_action(action: ActionSpec) -> str:
+def show_action(action: ActionSpec) -> str:
+    """Return an action space for use in one of our messages."""
     if action.kind == "discrete":
         return f"{action.n} actions from {action.start}"
     return f"box{list(action.shape)} in {list(action.low)[:4]}..{list(action.high)[:4]}"

@@ -19,9 +19,12 @@ from quarl_device.flatbuffer import Graph
 from quarl_device.heads import (
     BoxHead,
     Decide,
+    Draw,
     Sample,
     bind_outputs,
     check_head,
+    draw_index,
+    draw_indices,
     greedy_index,
     greedy_indices,
     real_output,
@@ -88,7 +91,7 @@ class Policy:
         self._results = results_of(self.inputs, self._fillers, model.infer)
         self.stochastic = contract.head.kind in ("logits", "gaussian")
         self.act_index, self.act, self._sample = self._single()
-        self.act_batch = self._batch(batch_model)
+        self.act_batch, self._batch_results = self._batch(batch_model)
 
     @classmethod
     def load(
@@ -160,6 +163,37 @@ class Policy:
             raise UnsupportedSpace(f"a {self.contract.head.kind} head has no distribution to sample from")
         return self._sample(self._results(observation), rng)
 
+    def drawing(self, *, log_std: tuple[float, ...] = (), batch: bool = False) -> Draw:
+        """Return what draws from the policy's distribution with noise that is given.
+
+        Args:
+            log_std: of a gaussian head, in place of the contract's constant one.
+            batch: for observations as `act_batch` takes them, instead of one.
+
+        Returns:
+            A function of (observation, noise) that returns the action as `act_index` or `act_batch` do, the sample
+            that it was drawn as (of a gaussian head, before squashing and scaling: float32 [B, *shape]), and the log
+            probability of that sample. The noise is a fraction in [0, 1) per observation for logits, a standard
+            normal number per element of a gaussian's action.
+
+        Raises:
+            UnsupportedSpace: the head has no distribution.
+        """
+        contract, output = self.contract, self._outputs[0]
+        if not self.stochastic:
+            raise UnsupportedSpace(f"a {contract.head.kind} head has no distribution to sample from")
+        results, decide = self._batch_results if batch else self._results, draw_index(output)
+        if contract.head.kind == "gaussian":
+            shape = (self.batch_size, *contract.action.shape) if batch else contract.action.shape
+            decide = BoxHead(contract, self._outputs, shape=shape, log_std=log_std).draw
+        elif batch:
+            decide = draw_indices(output, self.batch_size, np.dtype(contract.action.dtype))
+
+        def draw(observation: Any, noise: Any) -> tuple[Any, Any, Any]:
+            return decide(results(observation), noise)
+
+        return draw
+
     def _single(self) -> tuple[Act, Act, Sample | None]:
         """Return `act_index`, `act` and what samples."""
         contract, output = self.contract, self._outputs[0]
@@ -185,7 +219,8 @@ class Policy:
             return compose(self._results, decide)
         return plain_act(self.model.infer, self._fillers[0].buffer, row, decide)
 
-    def _batch(self, model: LoadedModel) -> Act:
+    def _batch(self, model: LoadedModel) -> tuple[Act, Act]:
+        """Return `act_batch`, and what gives the model's results for the same observations."""
         contract, rows = self.contract, model.batch_size
         decide: Decide
         if contract.action.kind == "box":
@@ -193,9 +228,14 @@ class Policy:
         else:
             decide = greedy_indices(self._outputs[0], rows, np.dtype(contract.action.dtype))
         if self._is_bare and self.inputs[0].spec.stack == 1 and copies(self.inputs[0]):
-            return plain_batch(model.infer, (rows, *self.inputs[0].shape), self.inputs[0], decide)
+            shape = (rows, *self.inputs[0].shape)
+            act, results = (
+                plain_batch(model.infer, shape, self.inputs[0], finish) for finish in (decide, lambda results: results)
+            )
+            return act, results
         self._batch_fillers = [Filler(binding, batch_size=rows) for binding in self.inputs]
-        return compose(results_of(self.inputs, self._batch_fillers, model.infer), decide)
+        results = results_of(self.inputs, self._batch_fillers, model.infer)
+        return compose(results, decide), results
 
 
 def run_self_test(

@@ -92,7 +92,7 @@ class Sender:
         self._link.on_connect(self._came_up)
         self._link.connect(timeout_s=20.0)
         with self._shared.changed:
-            session.learner_online(epoch=EPOCH, beat=0, lockstep=False, now_s=time.monotonic())
+            session.learner_online(epoch=EPOCH, beat=0, in_turns=False, now_s=time.monotonic())
             session.policy_accepted(EPOCH, 1)
         self._tick()
 
@@ -175,7 +175,7 @@ class Sender:
             if shared.session.link_up and not self._link.connected:
                 shared.session.link_changed(up=False, now_s=now_s)
             # The learner of a measurement says no word but its acks.
-            shared.session.learner_online(epoch=EPOCH, beat=int(now_s), lockstep=False, now_s=now_s)
+            shared.session.learner_online(epoch=EPOCH, beat=int(now_s), in_turns=False, now_s=now_s)
             shared.session.tick(now_s)
             if shared.session.announce_due(now_s):
                 self._speaker.announce()

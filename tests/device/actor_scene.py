@@ -9,6 +9,7 @@ from quarl_device.actor.agent import Agent, AgentConfig, new_boot_id, will_of
 from quarl_device.policy_file import read_policy
 from quarl_device.runtime import find_runtime
 from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.block_spec import extras_for
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.messages import DeviceState, LearnerBirth
 from quarl_device.wire.push import Exploration, PushHeader, encode_push
@@ -48,7 +49,10 @@ class Learner:
                 **birth,
             }
         )
-        self.codec = BlockCodec(BlockSpec(observations=self.birth.observations, action=self.birth.action))
+        extras = extras_for(self.birth.extras, self.birth.action)
+        self.codec = BlockCodec(
+            BlockSpec(observations=self.birth.observations, action=self.birth.action, extras=extras)
+        )
         self.stored, self.payloads, self.verdicts, self.states = [], [], [], []
         self.version = 0
         self.limit = None
@@ -62,20 +66,24 @@ class Learner:
         self.birth = dataclasses.replace(self.birth, beat=self.birth.beat + 1, **changes)
         self.link.publish(TOPICS.learner, self.birth.encode(), retain=True)
 
-    def push(self, *, epsilon=0.2, reset=False, data=CARTPOLE, version=None, sign=None, outputs=None):
+    def push(self, *, epsilon=0.2, reset=False, data=CARTPOLE, version=None, sign=None, outputs=None, **changes):
         self.version = self.version + 1 if version is None else version
-        golden = FILE.golden
+        file = FILE if data is CARTPOLE else read_policy(data)
+        golden = file.golden
         header = PushHeader(
-            epoch=self.birth.epoch,
-            version=self.version,
-            env_steps=0,
-            sha256=FILE.sha256,
-            exploration=Exploration(values=(epsilon,)),
-            golden_outputs=outputs or golden.outputs,
-            lsb=golden.lsb,
-            tolerance_lsb=golden.tolerance_lsb,
-            variables_read_unix_ns=time.time_ns(),
-            reset=reset,
+            **{
+                "epoch": self.birth.epoch,
+                "version": self.version,
+                "env_steps": 0,
+                "sha256": file.sha256,
+                "exploration": Exploration(values=(epsilon,)),
+                "golden_outputs": outputs or golden.outputs,
+                "lsb": golden.lsb,
+                "tolerance_lsb": golden.tolerance_lsb,
+                "variables_read_unix_ns": time.time_ns(),
+                "reset": reset,
+                **changes,
+            }
         )
         self.link.publish(TOPICS.policy, encode_push(header, data, sign or self.key.sign), retain=True)
 

@@ -85,7 +85,7 @@ class World:
 
     def birth(self):
         self.learner.beat += 1
-        self.session.learner_online(epoch=self.learner.epoch, beat=self.learner.beat, lockstep=False, now_s=self.now_s)
+        self.session.learner_online(epoch=self.learner.epoch, beat=self.learner.beat, in_turns=False, now_s=self.now_s)
 
     def link(self, up):
         self.session.link_changed(up=up, now_s=self.now_s)
@@ -238,7 +238,7 @@ def test_a_learner_that_lost_everything_goes_on_with_a_running_actor(before, bet
 def ready(**config):
     session = ActorSession(MemoryOutbox(BOOT), SessionConfig(**config))
     session.link_changed(up=True, now_s=0.0)
-    session.learner_online(epoch=1, beat=1, lockstep=False, now_s=0.0)
+    session.learner_online(epoch=1, beat=1, in_turns=False, now_s=0.0)
     session.policy_accepted(1, 1)
     return session
 
@@ -265,7 +265,7 @@ def test_it_says_why_it_stands_still():
     assert session.blocked() == "link down"
     session.link_changed(up=True, now_s=0.0)
     assert session.blocked() == "no learner"
-    session.learner_online(epoch=1, beat=1, lockstep=False, now_s=0.0)
+    session.learner_online(epoch=1, beat=1, in_turns=False, now_s=0.0)
     assert session.blocked() == "no policy"
     session.policy_accepted(1, 1)
     assert session.blocked() == "no credit"
@@ -307,7 +307,7 @@ def test_a_full_spool_whose_next_block_waits_for_credit_says_so():
     session.tick(0.0)
     make(session, 2)
     assert session.blocked() == "spool full: no learner"
-    session.learner_online(epoch=1, beat=99, lockstep=False, now_s=0.0)
+    session.learner_online(epoch=1, beat=99, in_turns=False, now_s=0.0)
     assert session.blocked() == "spool full: no credit"
     assert session.meet_task("another", 0.0)
     assert session.blocked() == "spool full: learner of another task"
@@ -368,7 +368,7 @@ def test_what_may_be_lost_is_sent_again(event):
             assert drain(session) == []
             session.link_changed(up=True, now_s=2.0)
         case "epoch":
-            assert session.learner_online(epoch=2, beat=1, lockstep=False, now_s=1.0)
+            assert session.learner_online(epoch=2, beat=1, in_turns=False, now_s=1.0)
             assert drain(session) == []  # no credit of this learner yet
             # What the old learner inserted without its being durable may be gone with it.
             grant(session, 9, epoch=2)
@@ -377,7 +377,7 @@ def test_what_may_be_lost_is_sent_again(event):
         case "back":
             session.learner_gone(epoch=1, left=False)
             assert drain(session) == []
-            session.learner_online(epoch=1, beat=2, lockstep=False, now_s=1.0)
+            session.learner_online(epoch=1, beat=2, in_turns=False, now_s=1.0)
         case "silence":
             session.tick(0.9)
             assert drain(session) == []
@@ -418,7 +418,7 @@ def test_the_birth_is_renewed_and_follows_a_new_epoch():
     assert not session.announce_due(9.9)
     assert session.announce_due(10.0)
     session.announced(10.0)
-    session.learner_online(epoch=2, beat=1, lockstep=False, now_s=11.0)
+    session.learner_online(epoch=2, beat=1, in_turns=False, now_s=11.0)
     assert session.announce_due(11.0)
     session.announced(11.0)
     session.request_announce()
@@ -429,9 +429,9 @@ def test_the_birth_is_renewed_and_follows_a_new_epoch():
 
 def test_an_older_learner_is_ignored():
     session = ready()
-    session.learner_online(epoch=5, beat=1, lockstep=False, now_s=0.0)
+    session.learner_online(epoch=5, beat=1, in_turns=False, now_s=0.0)
     grant(session, 3, epoch=5)
-    assert not session.learner_online(epoch=4, beat=9, lockstep=True, now_s=0.0)
+    assert not session.learner_online(epoch=4, beat=9, in_turns=True, now_s=0.0)
     assert (session.epoch, session.credit, session.blocked()) == (5, 3, "")
     assert not session.learner_gone(epoch=4, left=True)
 
@@ -441,22 +441,49 @@ def test_a_learner_that_falls_silent_counts_as_gone_until_it_is_heard():
     session.tick(31.0)
     assert session.blocked() == "learner lost"
     # The same beat again is the retained message, not a sign of life.
-    session.learner_online(epoch=1, beat=1, lockstep=False, now_s=32.0)
+    session.learner_online(epoch=1, beat=1, in_turns=False, now_s=32.0)
     assert session.blocked() == "learner lost"
-    session.learner_online(epoch=1, beat=2, lockstep=False, now_s=33.0)
+    session.learner_online(epoch=1, beat=2, in_turns=False, now_s=33.0)
     assert session.blocked() == "no credit"
 
 
 def test_lockstep_makes_one_block_per_policy_of_this_epoch():
     session = ready()
-    session.learner_online(epoch=1, beat=2, lockstep=True, now_s=0.0)
+    session.learner_online(epoch=1, beat=2, in_turns=True, now_s=0.0)
     grant(session, 9)
     assert session.blocked() == ""
     make(session)
     assert session.blocked() == "waiting for the next policy"
     session.policy_accepted(1, 2)
     assert session.blocked() == ""
-    session.learner_online(epoch=2, beat=1, lockstep=True, now_s=0.0)
+    session.learner_online(epoch=2, beat=1, in_turns=True, now_s=0.0)
+    grant(session, 9, epoch=2)
+    assert session.blocked() == "waiting for the next policy"
+    session.policy_accepted(2, 1)
+    assert session.blocked() == ""
+
+
+def test_a_round_ends_when_it_is_said_to_and_only_then_waits():
+    session = ready()
+    session.learner_online(epoch=1, beat=2, in_turns=True, now_s=0.0)
+    grant(session, 9)
+
+    def make_block(version, *, ends_turn):
+        session.block_made(b"x", epoch=1, version=version, now_s=0.0, ends_turn=ends_turn)
+
+    make_block(1, ends_turn=False)
+    assert session.blocked() == ""
+    # A newer policy waits for the round's end; the round goes on.
+    session.policy_accepted(1, 2)
+    make_block(1, ends_turn=False)
+    make_block(1, ends_turn=True)
+    assert session.blocked() == ""
+    make_block(2, ends_turn=True)
+    assert session.blocked() == "waiting for the next policy"
+    session.policy_accepted(1, 3)
+    make_block(3, ends_turn=False)
+    # The learner was killed inside a round: its next life's policy begins another.
+    session.learner_online(epoch=2, beat=1, in_turns=True, now_s=0.0)
     grant(session, 9, epoch=2)
     assert session.blocked() == "waiting for the next policy"
     session.policy_accepted(2, 1)
@@ -559,7 +586,7 @@ EARLIER = "00000000000000ee"
 def ready_with(outbox, **config):
     session = ActorSession(outbox, SessionConfig(**config))
     session.link_changed(up=True, now_s=0.0)
-    session.learner_online(epoch=1, beat=1, lockstep=False, now_s=0.0)
+    session.learner_online(epoch=1, beat=1, in_turns=False, now_s=0.0)
     session.policy_accepted(1, 1)
     return session
 
@@ -636,7 +663,7 @@ def test_without_a_learner_the_loop_goes_on_for_as_long_as_it_may():
     session.link_changed(up=False, now_s=111.0)
     assert session.blocked() == "link down"
     session.link_changed(up=True, now_s=112.0)
-    session.learner_online(epoch=1, beat=2, lockstep=False, now_s=112.0)
+    session.learner_online(epoch=1, beat=2, in_turns=False, now_s=112.0)
     session.tick(112.0)
     assert session.blocked() == "catching up"
     session.link_changed(up=False, now_s=113.0)
@@ -655,7 +682,7 @@ def test_after_a_goodbye_it_pauses_at_once_whatever_credit_and_patience_are_left
     session.tick(2.0)
     assert session.blocked() == "link down", "and nothing else does"
     session.link_changed(up=True, now_s=3.0)
-    session.learner_online(epoch=2, beat=1, lockstep=False, now_s=4.0)
+    session.learner_online(epoch=2, beat=1, in_turns=False, now_s=4.0)
     grant(session, 9, epoch=2)
     assert session.blocked() == ""
 
@@ -726,7 +753,7 @@ def test_a_late_ack_does_not_bring_a_learner_back_that_has_gone(left, blocked):
     session.learner_gone(epoch=1, left=left)
     assert grant(session, 1, inserted=0, durable=0), "what it says still counts"
     assert session.blocked() == blocked
-    session.learner_online(epoch=1, beat=2, lockstep=False, now_s=0.0)
+    session.learner_online(epoch=1, beat=2, in_turns=False, now_s=0.0)
     assert session.blocked() == "no credit"
 
 

@@ -183,7 +183,8 @@ def test_an_interrupt_elsewhere_is_130(monkeypatch):
 
 
 BENCH_KEYS = {
-    "env", "envs", "steps_per_s", "bare_env_steps_per_s", "act_us_p50", "encode_share", "runtime", "machine", "sha256"
+    "env", "envs", "steps_per_s", "bare_env_steps_per_s", "act_us_p50", "encode_share", "exploration", "runtime",
+    "machine", "sha256"
 }  # fmt: skip
 
 
@@ -194,20 +195,25 @@ def test_bench_says_what_it_measured(envs, monkeypatch, capsys):
     assert cli.main(["bench", "--envs", str(envs), "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report) == BENCH_KEYS
-    assert (report["env"], report["envs"]) == ("CartPole-v1", envs)
+    assert (report["env"], report["envs"], report["exploration"]) == ("CartPole-v1", envs, "epsilon 0.05")
     assert all(report[key] > 0 for key in ("steps_per_s", "bare_env_steps_per_s", "act_us_p50"))
     assert 0 < report["encode_share"] < 1
     assert cli.main(["bench", "--envs", str(envs)]) == 0
     assert "steps/s" in capsys.readouterr().out
 
 
-def test_bench_takes_any_policy_file(request, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "env_id", "exploration"),
+    [("acrobot", "Acrobot-v1", "epsilon 0.05"), ("pendulum", "Pendulum-v1", "gaussian 0.1")],
+)
+def test_bench_takes_any_policy_file(request, capsys, monkeypatch, name, env_id, exploration):
     real = bench.actor_speed
     monkeypatch.setattr(bench, "actor_speed", lambda *a, **k: real(*a, **{**k, "duration_s": 0.1}))
-    model = request.config.rootpath / "tests" / "data" / "acrobot.tflite"
+    model = request.config.rootpath / "tests" / "data" / f"{name}.tflite"
     for envs in ("1", "3"):
         assert cli.main(["bench", str(model), "--envs", envs, "--format", "json"]) == 0
-        assert json.loads(capsys.readouterr().out)["env"] == "Acrobot-v1"
+        report = json.loads(capsys.readouterr().out)
+        assert (report["env"], report["exploration"]) == (env_id, exploration)
 
 
 @pytest.mark.parametrize(("envs", "duration_s"), [(0, 1), (4097, 1), (1, 0), (1, float("nan"))])

@@ -1,5 +1,6 @@
 """The inbox: pushes into policies, the latest first, and nothing that does not hold."""
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -15,7 +16,9 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.push import Exploration, PushHeader, encode_push
 
 DATA = Path(__file__).parent.parent / "data"
-CARTPOLE, ACROBOT = (read_policy_path(DATA / f"{name}.tflite") for name in ("cartpole", "acrobot"))
+CARTPOLE, ACROBOT, PENDULUM = (
+    read_policy_path(DATA / f"{name}.tflite") for name in ("cartpole", "acrobot", "pendulum")
+)
 KEY = LearnerKey(bytes(range(32)))
 
 
@@ -50,8 +53,8 @@ def make():
         assert not inbox._thread.is_alive()
 
 
-def trust(inbox, policy=CARTPOLE, *, epoch=1):
-    inbox.trust(KEY.public, policy.contract.observations, policy.contract.action, epoch=epoch)
+def trust(inbox, policy=CARTPOLE, *, epoch=1, **more):
+    inbox.trust(KEY.public, policy.contract.observations, policy.contract.action, epoch=epoch, **more)
 
 
 def test_a_push_waits_until_somebody_is_trusted(make):
@@ -87,13 +90,60 @@ def test_the_slot_holds_one_and_the_latest_wins(make):
     assert inbox.accepted == 2
 
 
-@pytest.mark.parametrize(("index", "epsilon"), [(0, 0.1), (1, 0.2), (2, 1.0), (3, 0.1)])
+@pytest.mark.parametrize(("index", "epsilon"), [(0, 0.1), (1, 0.2), (2, 7.0), (3, 0.1)])
 def test_each_actor_explores_by_its_own_value(make, index, epsilon):
     inbox, ready = make(actor_index=index)
     trust(inbox)
     inbox.offer(push())
     eventually(lambda: ready, "ready")
-    assert ready[0].epsilon == epsilon
+    assert ready[0].exploration == Exploration(kind="epsilon", values=(epsilon,))
+
+
+def test_noise_for_a_box_comes_with_its_sigma(make):
+    inbox, ready = make(actor_index=1)
+    trust(inbox, PENDULUM)
+    inbox.offer(push(policy=PENDULUM, exploration=Exploration(kind="gaussian", values=(0.1, 0.2))))
+    eventually(lambda: ready, "ready")
+    assert ready[0].exploration == Exploration(kind="gaussian", values=(0.2,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "exploration"),
+    [
+        (CARTPOLE, Exploration(kind="gaussian", values=(0.1,))),
+        (CARTPOLE, Exploration(kind="sample", values=())),
+        (PENDULUM, Exploration(kind="epsilon", values=(0.1,))),
+        (PENDULUM, Exploration(kind="sample", values=())),
+    ],
+)
+def test_exploration_that_does_not_go_with_the_policy_is_refused_and_the_next_push_taken(make, policy, exploration):
+    inbox, ready = make()
+    trust(inbox, policy)
+    inbox.offer(push(1, policy=policy, exploration=exploration))
+    eventually(lambda: inbox.refused == 1, "refused")
+    inbox.offer(push(2, policy=policy, exploration=Exploration(kind="none", values=())))
+    eventually(lambda: ready, "ready")
+    assert inbox.latest == (1, 2)
+
+
+def test_a_push_that_gives_no_extras_is_refused_where_the_birth_asks_for_some(make):
+    inbox, ready = make()
+    trust(inbox, extras=("log_prob",))
+    inbox.offer(push())
+    eventually(lambda: inbox.refused == 1, "it lacks what the birth asks for")
+    assert not ready
+
+
+@pytest.mark.parametrize(
+    "change", [{"low": (-1.0,)}, {"high": (3.0,)}, {"low": (-2.0, -2.0), "high": (2.0, 2.0), "shape": (2,)}]
+)
+def test_a_policy_for_another_box_is_refused(make, change):
+    inbox, ready = make()
+    action = dataclasses.replace(PENDULUM.contract.action, **change)
+    inbox.trust(KEY.public, PENDULUM.contract.observations, action, epoch=1)
+    inbox.offer(push(policy=PENDULUM, exploration=Exploration(kind="none", values=())))
+    eventually(lambda: inbox.refused == 1, "another box")
+    assert not ready
 
 
 def test_a_push_older_than_the_learner_is_ignored(make):

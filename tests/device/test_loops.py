@@ -13,10 +13,11 @@ from quarl_device.actor.single import SingleLoop
 from quarl_device.actor.stepping import LoopConfig
 from quarl_device.actor.vector import VectorLoop
 from quarl_device.environments import EnvSpec, VectorAdapter, make_single, make_vector, spaces_to_specs
-from quarl_device.errors import EnvironmentMisbehaved, ModelFileError, UnsupportedSpace
+from quarl_device.errors import EnvironmentMisbehaved, ModelFileError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.exploration import Exploration
 
 CARTPOLE = read_policy_path(Path(__file__).parent.parent / "data" / "cartpole.tflite")
 POLICIES = {n: Policy.load(CARTPOLE, batch_size=n) for n in (1, 3)}
@@ -61,7 +62,8 @@ def config(env=None, *, envs=1, rows=8, **kwargs):
 
 
 def acting(version=1, *, epsilon=0.0, envs=1, **kwargs):
-    return ActingPolicy(policy=POLICIES[envs], epoch=1, version=version, epsilon=epsilon, **kwargs)
+    exploration = Exploration(kind="epsilon", values=(epsilon,))
+    return ActingPolicy(policy=POLICIES[envs], epoch=1, version=version, exploration=exploration, **kwargs)
 
 
 def single(env, *, policy=None, **kwargs):
@@ -316,12 +318,6 @@ def test_a_policy_that_fails_is_not_the_environments_fault():
     loop._time_act = lambda *_: None
     with pytest.raises(ModelFileError, match="the policy failed at step 1: invoke failed"):
         loop.run_block(8)
-
-
-def test_a_box_action_space_is_refused():
-    pendulum = make_single(EnvSpec(env_id="Pendulum-v1"))
-    with pytest.raises(UnsupportedSpace, match="discrete"):
-        config(pendulum)
 
 
 def test_actions_count_from_the_spaces_start():

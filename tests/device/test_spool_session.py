@@ -174,7 +174,7 @@ class World:
     def birth(self):
         self.learner.beat += 1
         self.device.session.learner_online(
-            epoch=self.learner.table.epoch, beat=self.learner.beat, lockstep=False, now_s=self.now_s
+            epoch=self.learner.table.epoch, beat=self.learner.beat, in_turns=False, now_s=self.now_s
         )
 
     def link(self, up):

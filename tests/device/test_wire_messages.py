@@ -32,6 +32,7 @@ BIRTH = LearnerBirth(
     observations=(ObservationSpec(key="observation", shape=(4,)),), action=ActionSpec(kind="discrete", n=2),
     block_steps=16, version="0.1.0",
 )  # fmt: skip
+ROUNDS = dataclasses.replace(BIRTH, mode="rounds", round_steps=128, extras=("log_prob",))
 MESSAGES = [
     BIRTH,
     DeviceState(status="online", device="pi-1", boot_id=BOOT),
@@ -54,6 +55,14 @@ each = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(mes
 @each
 def test_a_message_reads_back_equal(message):
     assert type(message).decode(message.encode()) == message
+
+
+def test_a_birth_says_rounds_and_extras_where_there_are_some_and_else_is_what_it_always_was():
+    assert LearnerBirth.decode(ROUNDS.encode()) == ROUNDS
+    assert not {"round_steps", "extras"} & set(json.loads(BIRTH.encode()))
+    assert (BIRTH.round_steps, BIRTH.extras) == (0, ())
+    said = json.loads(ROUNDS.encode())
+    assert (said["mode"], said["round_steps"], said["extras"]) == ("rounds", 128, ["log_prob"])
 
 
 @each

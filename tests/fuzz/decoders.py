@@ -79,13 +79,20 @@ def blocks() -> tuple[bytes, ...]:
 
 def decoders() -> list[Decoder]:
     """Return all of them; each call makes new ones."""
-    push, manifest, topics = golden("push.bin"), golden("manifest.bin"), Topics("lab")
+    push = golden(*sorted(path.name for path in GOLDEN.glob("push*.bin")))
+    manifest, topics = golden("manifest.bin"), Topics("lab")
     any_blocks = golden(*sorted(path.name for path in GOLDEN.glob("block_*")))
     json_messages = [
         (
             "learner birth",
             LearnerBirth.decode,
-            golden("learner_online.json", "learner_lockstep.json", "learner_gone.json", "learner_left.json"),
+            golden(
+                "learner_online.json",
+                "learner_lockstep.json",
+                "learner_rounds.json",
+                "learner_gone.json",
+                "learner_left.json",
+            ),
         ),
         ("device state", DeviceState.decode, golden("state_online.json", "state_gone.json")),
         ("ack", Ack.decode, golden("ack.json", "ack_first.json")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.wire.block import Block, BlockCodec, BlockSpec, ExtraSpec
+from quarl_device.wire.block_spec import extras_for
 from quarl_device.wire.block_stamp import Stamp
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.learner_telemetry import Lag, LearnerTelemetry
@@ -35,6 +36,7 @@ CARTPOLE = ObservationSpec(
     high=(4.8, 3.4e38, 0.419, 3.4e38),
 )
 DISCRETE = ActionSpec(kind="discrete", n=2)
+EXTRAS = ("log_prob", "sample")
 BOX = ActionSpec(kind="box", shape=(2,), low=(-1.0, -2.0), high=(1.0, 2.0), scale=(1.0, 2.0), offset=(0.0, 0.0))
 
 
@@ -124,6 +126,7 @@ def _blocks() -> list[Golden]:
         action=BOX,
         extras=(ExtraSpec(name="log_prob"), ExtraSpec(name="tag", shape=(2,), dtype="uint32")),
     )
+    sampled = BlockSpec(observations=(CARTPOLE,), action=BOX, extras=extras_for(EXTRAS, BOX))
     ends = {"terminated": [(1, 0)], "truncated": [(2, 1), (3, 0)]}
     same = make_block(vector, 4, 2, ends, sequence=5, base=3, first_step=37, dropped=((4, 4),))
     next_step = make_block(
@@ -136,6 +139,7 @@ def _blocks() -> list[Golden]:
         _block("next_step", vector, next_step),
         _block("one_step", vector, plain),
         _block("stack_2", frames, stacked),
+        _block("sampled", sampled, make_block(sampled, 3, 2, {"terminated": [(1, 1)]}, sequence=2, base=2)),
         _block("all_dtypes", wide, make_block(wide, 2, 3, {"truncated": [(0, 2)]}, sequence=9, base=0)),
     ]
 
@@ -156,13 +160,23 @@ def _header() -> PushHeader:
     )
 
 
-def _push() -> Golden:
-    return Golden(
-        "push.bin",
-        (_header(), POLICY),
-        lambda value: encode_push(*value, KEY.sign),
-        lambda payload: decode_push(payload, KEY.public.verify),
-    )
+def _pushes() -> list[Golden]:
+    explorations = {
+        "push": _header().exploration,
+        "push_gaussian": Exploration(kind="gaussian", values=(0.1, 0.2)),
+        "push_ornstein_uhlenbeck": Exploration(kind="ornstein_uhlenbeck", values=(0.15,)),
+        "push_sample": Exploration(kind="sample", values=(-0.5, 0.25)),
+        "push_none": Exploration(kind="none", values=()),
+    }
+    return [
+        Golden(
+            f"{name}.bin",
+            (replace(_header(), exploration=exploration), POLICY),
+            lambda value: encode_push(*value, KEY.sign),
+            lambda payload: decode_push(payload, KEY.public.verify),
+        )
+        for name, exploration in explorations.items()
+    ]
 
 
 def _chunked() -> list[Golden]:
@@ -235,6 +249,7 @@ def _messages() -> list[Golden]:
     values = {
         "learner_online": _birth(),
         "learner_lockstep": _birth(**box),
+        "learner_rounds": _birth(mode="rounds", algorithm="ppo", action=BOX, round_steps=2048, extras=EXTRAS),
         "learner_gone": _birth(status="gone"),
         "learner_left": _birth(status="gone", left=True),
         "state_online": _state(),
@@ -290,7 +305,7 @@ def _messages() -> list[Golden]:
 
 def golden_files() -> list[Golden]:
     """Return every golden file."""
-    return [*_messages(), _push(), *_chunked(), *_blocks(), _loss()]
+    return [*_messages(), *_pushes(), *_chunked(), *_blocks(), _loss()]
 
 
 def main() -> None:

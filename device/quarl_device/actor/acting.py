@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quarl_device.policy import Policy
+from quarl_device.wire.exploration import Exploration
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -15,14 +16,14 @@ class ActingPolicy:
         policy: loaded and self-tested, at the loop's batch size.
         epoch: of the learner that pushed it.
         version: of the push.
-        epsilon: this actor's share of random actions.
+        exploration: this actor's.
         reset: lockstep: reset every environment before acting with it.
     """
 
     policy: Policy
     epoch: int
     version: int
-    epsilon: float
+    exploration: Exploration = field(default_factory=lambda: Exploration(kind="none", values=()))
     reset: bool = False
 
 

@@ -145,7 +145,7 @@ class Agent:
         return loop
 
     def _rows(self, loop: Loop) -> int:
-        rows = loop.recorder.max_rows
+        rows = min(loop.recorder.max_rows, loop.round_left or loop.recorder.max_rows)
         if self._config.max_steps:
             left = self._config.max_steps - self._shared.tally.steps
             rows = max(1, min(rows, -(-left // self._config.num_envs)))
@@ -160,7 +160,7 @@ class Agent:
                 if shared.rebuild:
                     self._speaker.leave_block(loop.recorder)
                 else:
-                    self._speaker.keep_block(loop.recorder, shared.codec, loop.acting)
+                    self._speaker.keep_block(loop.recorder, shared.codec, loop.acting, ends_turn=not loop.round_left)
                 self._speaker.send_blocks()
         if self._out_of_steps:
             self.stop("all steps made")

@@ -17,16 +17,19 @@ from quarl_device.actor.stepping import Loop, LoopConfig
 from quarl_device.actor.vector import VectorLoop
 from quarl_device.environments import EnvSpec, VectorAdapter, check_matches, make_single, make_vector
 from quarl_device.errors import UsageError
+from quarl_device.heads import float32_bounds
 from quarl_device.policy import Policy
 from quarl_device.policy_file import PolicyFile, read_policy_path
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.exploration import Exploration
 
 BUILT_IN_POLICY = Path(__file__).with_name("bench_cartpole.tflite")
 MAX_ENVS = 4096
 _BLOCK_ROWS = 256
 _ROUNDS = 5
-BENCH_EPSILON = 0.05
+_EPSILON = Exploration(kind="epsilon", values=(0.05,))
+_GAUSSIAN = Exploration(kind="gaussian", values=(0.1,))
 _BOOT_ID = "0" * 16
 
 
@@ -41,6 +44,7 @@ class ActorSpeed:
             encode the block.
         bare_env_steps_per_s: of the same environment with actions drawn beforehand, and nothing else.
         act_us_p50: median time of one policy call, in µs, for all environments.
+        exploration: how actions were explored, such as "epsilon 0.05".
         encode_share: of the loop's time that encoding blocks took, 0..1.
         runtime: that the policy ran in.
         machine: processor architecture, number of CPUs, Python.
@@ -53,6 +57,7 @@ class ActorSpeed:
     bare_env_steps_per_s: float
     act_us_p50: float
     encode_share: float
+    exploration: str
     runtime: str
     machine: str
     sha256: str
@@ -82,7 +87,8 @@ def actor_speed(
     file = file or read_policy_path(BUILT_IN_POLICY)
     policy = Policy.load(file, runtime=runtime, batch_size=num_envs)
     loop, codec = bench_loop(file, num_envs)
-    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, epsilon=BENCH_EPSILON))
+    exploration = bench_exploration(file)
+    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, exploration=exploration))
     bare = _make_bare(file, num_envs)
     round_s = duration_s / (2 * _ROUNDS)
     try:
@@ -103,10 +109,16 @@ def actor_speed(
         bare_env_steps_per_s=round(float(np.median(bare_rates)), 1),
         act_us_p50=round(float(np.median(loop.act_us)), 3),
         encode_share=round(encoding_s / looping_s, 4),
+        exploration=f"{exploration.kind} {exploration.values[0]:g}",
         runtime=policy.runtime_name,
         machine=f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
         sha256=file.sha256,
     )
+
+
+def bench_exploration(file: PolicyFile) -> Exploration:
+    """Return how a policy is benched: 5 % random actions in a discrete space, gaussian noise of sigma 0.1 in a box."""
+    return _EPSILON if file.contract.action.kind == "discrete" else _GAUSSIAN
 
 
 def bench_loop(file: PolicyFile, num_envs: int) -> tuple[Loop, BlockCodec]:
@@ -180,11 +192,16 @@ class _BareVector(_Bare):
 
 def _make_bare(file: PolicyFile, num_envs: int) -> _Bare:
     env_spec, action = EnvSpec(env_id=file.contract.env_id), file.contract.action
-    draws = np.random.default_rng(0).integers(action.n, size=(_BLOCK_ROWS, num_envs)) + action.start
+    rng, size = np.random.default_rng(0), (_BLOCK_ROWS, num_envs)
+    if action.kind == "discrete":
+        draws = rng.integers(action.n, size=size) + action.start
+    else:
+        low, high = (bound.astype(np.float32) for bound in float32_bounds(action))
+        draws = low + (high - low) * rng.random((*size, *action.shape), np.float32)
     if num_envs == 1:
         env = make_single(env_spec)
         env.reset(seed=0)
-        return _BareSingle(env, draws[:, 0].tolist())
+        return _BareSingle(env, draws[:, 0].tolist() if action.kind == "discrete" else list(draws[:, 0]))
     vector: VectorAdapter = make_vector(env_spec, num_envs)
     vector.reset(seed=0)
     return _BareVector(vector, list(draws))

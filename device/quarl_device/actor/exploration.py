@@ -1,45 +1,38 @@
-"""Epsilon-greedy noise: drawn in bulk, ahead of the hot loop.
+"""What draws become by a push's exploration: the numbers that the hot loop of a block uses, made ahead of it.
 
-Both kinds turn one raw 64-bit draw into one decision: its high 32 bits against epsilon, its low 32 bits into an action.
-Raw generator output is fixed by the generator's definition, so it does not change with numpy's version.
+In a discrete space one draw is one decision: its high 32 bits against epsilon, its low 32 bits into an action; or,
+where the policy is sampled, a fraction. In a box each action element has a draw of its own, as a standard normal n:
 
-`StreamNoise` takes the draws from one running generator (async mode). `LockstepNoise` takes them from a counter:
-the draw of a step depends on (seed, environment index, reset version, episode since that reset, step in the episode)
-alone, so that a run that was interrupted makes the same decisions again.
+* gaussian: the action plus ``sigma * half * n``, half being half the range of that element;
+* ornstein_uhlenbeck: the action plus x, where ``x <- (1 - 0.15) x + sigma * half * n`` every step, from 0 when an
+  episode begins: theta 0.15 and a time step of 1, as in the paper that introduced DDPG;
+* sample: n itself.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-_MASK_64 = (1 << 64) - 1
+from quarl_device.actor.draws import Draws, fractions, normals
+from quarl_device.contract import ActionSpec
+from quarl_device.wire.exploration import Exploration
+
+OU_THETA = 0.15
 _LOW_32 = np.uint64(0xFFFF_FFFF)
 _SHIFT_32 = np.uint64(32)
-# Second halves of the Philox key: they keep the two uses of one seed apart.
-_NOISE_STREAM = 0x6E6F_6973
-_SEED_STREAM = 0x7365_6564
-_DRAWS_PER_COUNT = 4
+_GREEDY = Exploration(kind="none", values=())
 
 
 class Noise(Protocol):
-    """Decisions of the block being made, row by row.
+    """Numbers of the block being made, row by row."""
 
-    Attributes:
-        explore: bool[T, N], true where the action is random.
-        action: int64[T, N], 0-based random actions; meaningful where `explore` is true.
-    """
+    def begin_block(self, rows: int, exploration: Exploration) -> None:
+        """Draw for rows 0..rows-1 of a new block; `exploration` is one actor's."""
 
-    explore: NDArray[np.bool_]
-    action: NDArray[np.int64]
-
-    def begin_block(self, rows: int, epsilon: float) -> None:
-        """Draw for rows 0..rows-1 of a new block."""
-
-    def set_epsilon(self, row: int, epsilon: float) -> None:
-        """Use another epsilon from `row` on (the policy was swapped inside a block); the draws stay."""
+    def change(self, row: int, exploration: Exploration) -> None:
+        """Explore otherwise from `row` on (the policy was swapped inside a block); the draws stay."""
 
     def begin_episode(self, row: int, env: int) -> None:
         """Environment `env` begins its next episode at `row`, which may be one past the block's last."""
@@ -52,147 +45,112 @@ class Noise(Protocol):
 
 
 class _BulkNoise:
-    """The arrays, and how draws become decisions."""
+    """When numbers are made; the subclasses say which."""
 
-    def __init__(self, *, num_actions: int, num_envs: int, max_rows: int) -> None:
-        self._num_actions = np.uint64(num_actions)
-        self._raw = np.zeros((max_rows, num_envs), np.uint64)
-        self._epsilon = 0.0
-        self.explore = np.zeros((max_rows, num_envs), np.bool_)
-        self.action = np.zeros((max_rows, num_envs), np.int64)
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+        self._rows = 0
+        self._exploration = _GREEDY
 
-    def set_epsilon(self, row: int, epsilon: float) -> None:
-        self._epsilon = epsilon
-        np.less(self._raw[row:] >> _SHIFT_32, self._threshold(), out=self.explore[row:])
+    def begin_block(self, rows: int, exploration: Exploration) -> None:
+        """See `Noise`."""
+        self._draws.begin_block(rows)
+        self._rows = rows
+        self.change(0, exploration)
 
-    def _threshold(self) -> np.uint64:
-        return np.uint64(round(min(max(self._epsilon, 0.0), 1.0) * 2**32))
+    def change(self, row: int, exploration: Exploration) -> None:
+        """See `Noise`."""
+        self._exploration = exploration
+        self._decide(slice(row, self._rows), slice(None))
+
+    def begin_episode(self, row: int, env: int) -> None:
+        """See `Noise`."""
+        if self._draws.begin_episode(row, env):
+            self._decide(slice(row, self._rows), slice(env, env + 1))
+
+    def end_block(self, rows: int) -> None:
+        """See `Noise`."""
+        self._draws.end_block(rows)
+
+    def restart(self, version: int) -> None:
+        """See `Noise`."""
+        self._draws.restart(version)
 
     def _decide(self, rows: slice, envs: slice) -> None:
-        raw = self._raw[rows, envs]
+        raise NotImplementedError
+
+
+class DiscreteNoise(_BulkNoise):
+    """Noise in a discrete space.
+
+    Args:
+        draws: of width 1.
+        num_actions: size of the space.
+
+    Attributes:
+        explore: bool[max_rows, N], true where the action is random.
+        action: int64[max_rows, N], 0-based random actions; meaningful where `explore` is true.
+        fraction: float64[max_rows, N] in [0, 1), to sample by.
+    """
+
+    def __init__(self, draws: Draws, *, num_actions: int) -> None:
+        super().__init__(draws)
+        size = draws.raw.shape[:2]
+        self._num_actions = np.uint64(num_actions)
+        self.explore = np.zeros(size, np.bool_)
+        self.action = np.zeros(size, np.int64)
+        self.fraction = np.zeros(size, np.float64)
+
+    def _decide(self, rows: slice, envs: slice) -> None:
+        raw = self._draws.raw[rows, envs, 0]
+        if self._exploration.kind == "sample":
+            self.fraction[rows, envs] = fractions(raw)
+            self.explore[rows, envs] = False
+            return
         self.action[rows, envs] = ((raw & _LOW_32) * self._num_actions) >> _SHIFT_32
         self.explore[rows, envs] = (raw >> _SHIFT_32) < self._threshold()
 
-
-class StreamNoise(_BulkNoise):
-    """Noise of async mode: one generator per actor, seeded by (seed, actor index).
-
-    Args:
-        seed: any integer.
-        actor_index: which actor of the run this is.
-        num_actions: size of the discrete action space.
-        num_envs: environments of the loop.
-        max_rows: most rows of a block.
-    """
-
-    def __init__(self, *, seed: int, actor_index: int, num_actions: int, num_envs: int, max_rows: int) -> None:
-        super().__init__(num_actions=num_actions, num_envs=num_envs, max_rows=max_rows)
-        self._generator = np.random.PCG64(np.random.SeedSequence([seed & _MASK_64, actor_index]))
-
-    def begin_block(self, rows: int, epsilon: float) -> None:
-        """Draw for rows 0..rows-1 of a new block."""
-        self._epsilon = epsilon
-        self._raw[:rows].reshape(-1)[:] = self._generator.random_raw(rows * self._raw.shape[1])
-        self._decide(slice(0, rows), slice(None))
-
-    def begin_episode(self, row: int, env: int) -> None:
-        """Do nothing: the stream does not know episodes."""
-
-    def end_block(self, rows: int) -> None:
-        """Do nothing: unused draws are forgotten."""
-
-    def restart(self, version: int) -> None:
-        """Do nothing: the stream goes on."""
+    def _threshold(self) -> np.uint64:
+        epsilon = self._exploration.values[0] if self._exploration.kind == "epsilon" else 0.0
+        return np.uint64(round(min(max(epsilon, 0.0), 1.0) * 2**32))
 
 
-class LockstepNoise(_BulkNoise):
-    """Noise of lockstep mode: a counter-based generator, so that every decision has a name.
+class BoxNoise(_BulkNoise):
+    """Noise in a box.
 
     Args:
-        seed: the run's seed.
-        num_actions: size of the discrete action space.
-        num_envs: environments of the loop.
-        max_rows: most rows of a block.
+        draws: as wide as an action has elements.
+        action: the space.
+
+    Attributes:
+        number: float64[max_rows, N, *shape]: what is added to the action, or to the drift; a standard normal number
+            where the policy is sampled.
+        drift: float64[N, *shape], x of the Ornstein-Uhlenbeck process; the hot loop moves it on.
     """
 
-    def __init__(self, *, seed: int, num_actions: int, num_envs: int, max_rows: int) -> None:
-        super().__init__(num_actions=num_actions, num_envs=num_envs, max_rows=max_rows)
-        self._generator = CounterDraws(seed, _NOISE_STREAM)
-        self._rows = 0
-        self._version = 0
-        self._episode = [0] * num_envs
-        # Environment n is at step `_step[n]` of its episode at row `_row[n]` of the block.
-        self._step = [0] * num_envs
-        self._row = [0] * num_envs
-
-    def begin_block(self, rows: int, epsilon: float) -> None:
-        """Draw for rows 0..rows-1 of a new block."""
-        self._rows = rows
-        self._epsilon = epsilon
-        for env in range(len(self._step)):
-            self._draw(env)
+    def __init__(self, draws: Draws, *, action: ActionSpec) -> None:
+        super().__init__(draws)
+        rows, envs, _ = draws.raw.shape
+        self._half = (np.array(action.high) / 2 - np.array(action.low) / 2).reshape(action.shape)
+        self.number = np.zeros((rows, envs, *action.shape), np.float64)
+        self.drift = np.zeros((envs, *action.shape), np.float64)
 
     def begin_episode(self, row: int, env: int) -> None:
-        """Draw for a new episode from `row` on."""
-        self._episode[env] += 1
-        self._step[env] = 0
-        self._row[env] = row
-        self._draw(env)
-
-    def end_block(self, rows: int) -> None:
-        """Remember where each environment's episode stands."""
-        for env, row in enumerate(self._row):
-            self._step[env] += rows - row
-            self._row[env] = 0
+        """See `Noise`."""
+        super().begin_episode(row, env)
+        self.drift[env] = 0.0
 
     def restart(self, version: int) -> None:
-        """Count episodes from 0 again, under the name of `version`."""
-        self._version = version
-        for env in range(len(self._step)):
-            self._episode[env] = self._step[env] = self._row[env] = 0
+        """See `Noise`."""
+        super().restart(version)
+        self.drift[:] = 0.0
 
-    def _draw(self, env: int) -> None:
-        row, step = self._row[env], self._step[env]
-        if row >= self._rows:
+    def _decide(self, rows: slice, envs: slice) -> None:
+        kind = self._exploration.kind
+        if kind == "none":
             return
-        self._raw[row : self._rows, env] = self._generator.draw(
-            self._rows - row, step=step, episode=self._episode[env], version=self._version, env=env
-        )
-        self._decide(slice(row, self._rows), slice(env, env + 1))
-
-
-class CounterDraws:
-    """Philox draws by name instead of by order.
-
-    Args:
-        seed: the run's seed.
-        stream: keeps different uses of one seed apart.
-    """
-
-    def __init__(self, seed: int, stream: int) -> None:
-        self._bits = np.random.Philox(key=np.array([seed & _MASK_64, stream], np.uint64))
-        # Setting the state of one generator is several times cheaper than making a generator.
-        self._state: Any = dict(self._bits.state)
-
-    def draw(self, count: int, *, step: int, episode: int, version: int, env: int) -> NDArray[np.uint64]:
-        """Return uint64[count]: the draws of steps step..step+count-1."""
-        counter, skip = divmod(step, _DRAWS_PER_COUNT)
-        self._state["state"]["counter"][:] = (counter, episode, version, env)
-        self._state["buffer_pos"] = _DRAWS_PER_COUNT
-        self._bits.state = self._state
-        raw: NDArray[np.uint64] = self._bits.random_raw(count + skip)
-        return raw[skip:]
-
-
-def lockstep_env_seed(seed: int, *, version: int) -> int:
-    """Return the environments' seed for the reset that comes with policy version `version`.
-
-    It has 30 bits, so that an environment's index can be added to it.
-    """
-    return int(CounterDraws(seed, _SEED_STREAM).draw(1, step=0, episode=0, version=version, env=0)[0] >> np.uint64(34))
-
-
-def stream_env_seed(seed: int, actor_index: int) -> int:
-    """Return the environments' seed of one actor in async mode: 30 bits, different for every (seed, index)."""
-    state = np.random.SeedSequence([seed & _MASK_64, actor_index, _SEED_STREAM]).generate_state(1)
-    return int(state[0]) >> 2
+        drawn = normals(self._draws.raw[rows, envs])
+        number = self.number[rows, envs]
+        number[...] = drawn.reshape(number.shape)
+        if kind != "sample":
+            number *= self._exploration.values[0] * self._half

@@ -24,10 +24,12 @@ from quarl_device.actor.acting import ActingPolicy
 from quarl_device.actor.fetcher import Fetcher
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.environments import show_action
 from quarl_device.errors import PayloadRefused, SpaceMismatch
 from quarl_device.policy import Policy
 from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
 from quarl_device.runtime import PolicyRuntime
+from quarl_device.wire.exploration import check_exploration
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.manifest import decode_manifest, is_manifest
 from quarl_device.wire.push import PushHeader, decode_push, newer
@@ -47,6 +49,7 @@ class _Learner:
     observations: tuple[ObservationSpec, ...]
     action: ActionSpec
     epoch: int
+    extras: tuple[str, ...] = ()
 
 
 class Inbox:
@@ -100,7 +103,13 @@ class Inbox:
         self._thread.start()
 
     def trust(
-        self, key: PublicKey, observations: tuple[ObservationSpec, ...], action: ActionSpec, *, epoch: int
+        self,
+        key: PublicKey,
+        observations: tuple[ObservationSpec, ...],
+        action: ActionSpec,
+        *,
+        epoch: int,
+        extras: tuple[str, ...] = (),
     ) -> None:
         """From now on take pushes that `key` signed, for these spaces; a push that waited for this is looked at.
 
@@ -110,9 +119,10 @@ class Inbox:
             action: likewise.
             epoch: likewise; pushes of an older one are ignored (W3), such as the last learner's, and those of a later
                 one wait for its birth.
+            extras: likewise; exploration must give them.
         """
         with self._changed:
-            self._learner = _Learner(key=key, observations=observations, action=action, epoch=epoch)
+            self._learner = _Learner(key=key, observations=observations, action=action, epoch=epoch, extras=extras)
             self._changed.notify_all()
 
     def offer(self, payload: bytes) -> None:
@@ -237,6 +247,8 @@ class Inbox:
 
     def _load(self, learner: _Learner, header: PushHeader, file: PolicyFile) -> ActingPolicy:
         _check_spaces(learner, file)
+        contract = file.contract
+        check_exploration(header.exploration, contract.head, contract.action, extras=learner.extras)
         golden = GoldenVectors(
             observations=file.golden.observations,
             outputs=header.golden_outputs,
@@ -248,7 +260,7 @@ class Inbox:
             policy=policy,
             epoch=header.epoch,
             version=header.version,
-            epsilon=min(1.0, header.exploration.value_for(self._actor_index)),
+            exploration=header.exploration.for_actor(self._actor_index),
             reset=header.reset,
         )
 
@@ -263,7 +275,7 @@ def _check_spaces(learner: _Learner, file: PolicyFile) -> None:
     if found != wanted:
         raise SpaceMismatch(f"the pushed policy observes {found}, the learner's birth says {wanted}")
     ours, theirs = learner.action, file.contract.action
-    if (theirs.kind, theirs.n, theirs.start) != (ours.kind, ours.n, ours.start):
+    if theirs.space != ours.space:
         raise SpaceMismatch(
-            f"the pushed policy acts in {theirs.kind} n={theirs.n} start={theirs.start}, unlike the learner's birth"
+            f"the pushed policy acts in {show_action(theirs)}, the learner's birth says {show_action(ours)}"
         )

@@ -171,13 +171,13 @@ class Listener:
             _LOG.warning("a learner with another task: blocks made before wait, and are dropped at its first policy")
         self._give_up_other_task(birth)
         new_epoch = shared.session.learner_online(
-            epoch=birth.epoch, beat=birth.beat, lockstep=birth.mode == "lockstep", now_s=time.monotonic()
+            epoch=birth.epoch, beat=birth.beat, in_turns=birth.mode != "async", now_s=time.monotonic()
         )
         self._note_learner()
         shared.birth = birth
         if known is not None and new_epoch and (birth.mode == "lockstep" or not same_task(known, birth)):
             self._begin_again()
-        self.inbox.trust(key, birth.observations, birth.action, epoch=birth.epoch)
+        self.inbox.trust(key, birth.observations, birth.action, epoch=birth.epoch, extras=birth.extras)
         if new_epoch:
             self._speaker.announce()
         self._speaker.send_blocks()

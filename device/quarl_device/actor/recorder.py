@@ -30,6 +30,7 @@ class Recorder:
         truncated: likewise.
         start: bool[max_rows + 1, N]; the last row is carried into the next block.
         valid: bool[max_rows, N], true after `begin`.
+        extra: name to [max_rows, N, *shape], of what the spec names.
         final_index: (row, env) of ended rows with a final observation.
         final_observation: arrays [*shape] or [K, *shape], in the same order.
 
@@ -53,6 +54,9 @@ class Recorder:
         self.valid = np.ones((max_rows, num_envs), np.bool_)
         self.policy_epoch = np.zeros(max_rows, np.uint32)
         self.policy_version = np.zeros(max_rows, np.uint32)
+        self.extra: dict[str, NDArray[Any]] = {
+            extra.name: np.zeros((max_rows, num_envs, *extra.shape), extra.dtype) for extra in spec.extras
+        }
         self.final_index: list[tuple[int, int]] = []
         self.final_observation: list[NDArray[Any]] = []
         self._rows = 0
@@ -120,4 +124,5 @@ class Recorder:
             policy_version=self.policy_version[:rows],
             final_index=index,
             final_observation=finals,
+            extra={name: array[:rows] for name, array in self.extra.items()},
         )

@@ -66,7 +66,7 @@ class ActorSession:
             resend_after_s=self._config.resend_after_s,
             resend_max_s=self._config.resend_max_s,
         )
-        self._lockstep = False
+        self._in_turns = False
         self._policy: tuple[int, int] | None = None
         self._spent: tuple[int, int] | None = None
         self._unsent = outbox.base  # the sequence to send next
@@ -88,8 +88,8 @@ class ActorSession:
             self._announce = True
             self._go_back(now_s)
 
-    def learner_online(self, *, epoch: int, beat: int, lockstep: bool, now_s: float) -> bool:
-        """A learner's birth, new or renewed.
+    def learner_online(self, *, epoch: int, beat: int, in_turns: bool, now_s: float) -> bool:
+        """A learner's birth, new or renewed; `in_turns`: a policy makes one turn (lockstep, rounds), not more.
 
         Returns:
             Whether it opens a new epoch, which forgets everything known of the learner before. A birth of an older
@@ -97,7 +97,7 @@ class ActorSession:
         """
         if epoch < self.epoch:
             return False
-        self._lockstep = lockstep
+        self._in_turns = in_turns
         if epoch > self.epoch:
             self.epoch = epoch
             self._forget_answers()
@@ -131,12 +131,14 @@ class ActorSession:
         now_s: float,
         steps: int = 0,
         first_step: int | None = None,
+        ends_turn: bool = True,
     ) -> int:
         """Take over an encoded block, acted at its last row with policy (epoch, version); returns its sequence."""
         sequence = self.next_sequence
         self._outbox.put(sequence, payload, steps=steps, first_step=first_step)
         self.next_sequence += 1
-        self._spent = (epoch, version)
+        if ends_turn:
+            self._spent = (epoch, version)
         self._follow(now_s)  # room may have been made
         if self._delivers_own and self._unsent == sequence and not self._window:
             self._window.listen(now_s)  # nothing was out
@@ -237,7 +239,7 @@ class ActorSession:
         """Return "" when the loop may make another block, else why not."""
         if self._policy is None:
             return self._presence.absent or "no policy"
-        if self._lockstep and (self._policy[0] != self.epoch or self._policy == self._spent):
+        if self._in_turns and (self._policy[0] != self.epoch or self._policy == self._spent):
             return self._presence.absent or "waiting for the next policy"
         if self._outbox.fault:
             return "spool cannot be written"

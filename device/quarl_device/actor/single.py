@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.actor.acting import Mailbox
+from quarl_device.actor.acting import ActingPolicy, Mailbox
+from quarl_device.actor.choosing import POLICY_DECIDES, choose_one, forced_actions
 from quarl_device.actor.stepping import LoopConfig, SteppingBase
-from quarl_device.environments import first_line
-from quarl_device.errors import ModelFileError, QuarlError
+from quarl_device.hot_path import Act
 
 
 class SingleLoop(SteppingBase):
@@ -39,38 +39,36 @@ class SingleLoop(SteppingBase):
         observations = recorder.observation[:, 0]
         actions, rewards = recorder.action[:, 0], recorder.reward[:, 0]
         step, start = self._env.step, self.config.spec.action.start
-        act, observation = acting.policy.act_index, self._observation
-        forced = self._forced(0)
-        self._time_act(act, observation)
-        row, action = 0, -1
+        act, observation = self._act_from(0, acting), self._observation
+        forced = forced_actions(self._noise, 0, rows)
+        self._time_act(acting.policy.act_index, observation)
+        row, action = 0, POLICY_DECIDES
         try:
             for row in range(rows):
                 if mailbox.raised:
                     swapped, ends = self._attend(row, acting)
                     if ends:
-                        return self._end_block(row)
+                        rows = row
+                        break
                     if swapped is not acting:
                         acting = swapped
-                        act = acting.policy.act_index
-                        forced = self._forced(0)
+                        act = self._act_from(row, acting)
+                        forced = forced_actions(self._noise, 0, rows)
                 action = forced[row]
                 if action < 0:
                     action = act(observation)
+                actions[row] = action
+                # A box action becomes a new array by the addition: an environment may change what it is given.
                 observation, reward, terminated, truncated, _ = step(action + start)
                 observations[row + 1] = observation
-                actions[row] = action
                 rewards[row] = reward
                 if terminated or truncated:
                     observation = self._end_episode(row, observation, terminated, truncated)
                     if self.config.lockstep:
-                        forced[row + 1 :] = self._forced(row + 1)[: rows - row - 1]
-        except QuarlError:
-            raise
+                        forced[row + 1 :] = forced_actions(self._noise, row + 1, rows)
         # The environment is anybody's code: whatever it raises is told with the step.
         except Exception as error:
-            if action < 0:
-                raise ModelFileError(f"the policy failed {self._where(row)}: {first_line(error)}") from error
-            self._raised(row, error)
+            self._tell(row, error, policy=isinstance(action, int) and action < 0)
         finally:
             self._observation = observation
         # Once per block: an environment that gives another shape does so at every step.
@@ -101,11 +99,8 @@ class SingleLoop(SteppingBase):
         self._noise.begin_episode(row + 1, 0)
         return first
 
-    def _forced(self, row: int) -> list[int]:
-        """Return per row from `row` on: a random action, or -1 where the policy decides."""
-        noise = self._noise
-        forced: list[int] = np.where(noise.explore[row:, 0], noise.action[row:, 0], -1).tolist()
-        return forced
+    def _act_from(self, row: int, acting: ActingPolicy) -> Act:
+        return choose_one(acting, self._noise, self.recorder, row, self.config.spec.action)
 
     def _time_act(self, act: Any, observation: Any) -> None:
         began = time.perf_counter_ns()

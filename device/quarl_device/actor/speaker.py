@@ -72,7 +72,9 @@ class Speaker:
             blocked_since_unix_s=standstill.since_unix_s(now_s, time.time()) if blocked else 0.0,
         )
 
-    def keep_block(self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy) -> None:
+    def keep_block(
+        self, recorder: Recorder, codec: BlockCodec, acting: ActingPolicy, *, ends_turn: bool = True
+    ) -> None:
         """Encode what was recorded and hold it until the learner has it."""
         session, steps = self._shared.session, recorder.steps
         sequence = session.next_sequence
@@ -87,6 +89,7 @@ class Speaker:
             epoch=acting.epoch,
             version=acting.version,
             now_s=time.monotonic(),
+            ends_turn=ends_turn,
         )
         self._steps += steps
 

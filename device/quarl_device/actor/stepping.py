@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.actor.acting import ActingPolicy, Mailbox
+from quarl_device.actor.draws import Draws, LockstepDraws, StreamDraws, lockstep_env_seed, stream_env_seed
 from quarl_device.actor.episodes import EpisodeStatistics
-from quarl_device.actor.exploration import LockstepNoise, Noise, StreamNoise, lockstep_env_seed, stream_env_seed
+from quarl_device.actor.exploration import BoxNoise, DiscreteNoise, Noise
 from quarl_device.actor.recorder import Recorder
 from quarl_device.environments import first_line
-from quarl_device.errors import EnvironmentMisbehaved, UnsupportedSpace
+from quarl_device.errors import EnvironmentMisbehaved, ModelFileError, QuarlError
 from quarl_device.wire.block import BlockSpec
 
 _LATENCIES_KEPT = 1024
@@ -33,6 +35,7 @@ class LoopConfig:
         seed: of the run.
         actor_index: which actor of the run this is.
         lockstep: one policy per block, noise and seeds by name, resets when a push says so.
+        round_rows: rows that one policy makes before another takes its place; 0 for no rounds.
     """
 
     env_id: str
@@ -42,10 +45,7 @@ class LoopConfig:
     seed: int
     actor_index: int = 0
     lockstep: bool = False
-
-    def __post_init__(self) -> None:
-        if self.spec.action.kind != "discrete":
-            raise UnsupportedSpace(f"this version acts in discrete spaces; the learner has {self.spec.action.kind}")
+    round_rows: int = 0
 
 
 class Loop(Protocol):
@@ -57,6 +57,7 @@ class Loop(Protocol):
     episodes: EpisodeStatistics
     acting: ActingPolicy | None
     versions_seen: int
+    round_left: int
     block_began_s: float
     act_us: deque[float]
 
@@ -65,6 +66,7 @@ class Loop(Protocol):
 
         Raises:
             EnvironmentMisbehaved: the environment raised, or gave what is no observation or reward.
+            ModelFileError: the policy failed, or gave what is no action.
         """
         ...
 
@@ -81,6 +83,7 @@ class SteppingBase:
         episodes: training statistics.
         acting: the policy that acts, `None` before the first.
         versions_seen: policies swapped in so far.
+        round_left: rows that the policy that acts is still to make in its round; 0 where there are no rounds.
         block_began_s: monotonic time at which the current block began, 0 between blocks.
         act_us: recent times of one policy call, in µs.
     """
@@ -92,6 +95,7 @@ class SteppingBase:
         self.episodes = EpisodeStatistics(config.num_envs)
         self.acting: ActingPolicy | None = None
         self.versions_seen = 0
+        self.round_left = 0
         self.block_began_s = 0.0
         self.act_us: deque[float] = deque(maxlen=_LATENCIES_KEPT)
         self._noise = _noise(config)
@@ -106,18 +110,29 @@ class SteppingBase:
         """Take the newest policy, reset if that is due, draw noise; `None` if there is no policy or a wish to stop."""
         self.mailbox.raised = False
         self.mailbox.flush = False
-        acting = self._swap(self.mailbox.policy)
+        acting = self._swap(self._next_policy())
         if acting is None or self.mailbox.stop:
             return None
+        self.round_left = self.round_left or self.config.round_rows
         reset = self.config.lockstep and acting.reset and self._new
         if self._fresh or reset:
             self._restart(acting.version)
         self._new = False
         self.recorder.begin()
         self.recorder.acted_by(0, acting.epoch, acting.version)
-        self._noise.begin_block(rows, acting.epsilon)
+        self._noise.begin_block(rows, acting.exploration)
         self.block_began_s = time.monotonic()
         return acting
+
+    def _next_policy(self) -> ActingPolicy | None:
+        """Return the newest policy, but the one that acts while its round goes on, unless its learner is no more."""
+        newest, acting = self.mailbox.policy, self.acting
+        if newest is None or acting is None or not self.round_left:
+            return newest
+        if newest.epoch == acting.epoch:
+            return acting
+        self.round_left = 0
+        return newest
 
     def _swap(self, policy: ActingPolicy | None) -> ActingPolicy | None:
         if policy is not None and policy is not self.acting:
@@ -131,13 +146,13 @@ class SteppingBase:
         self.mailbox.raised = False
         if self.mailbox.stop or (self.mailbox.flush and row > 0):
             return acting, True
-        # In lockstep a block belongs to one policy, whatever arrives meanwhile.
-        if self.config.lockstep:
+        # In lockstep a block belongs to one policy, as a round does, whatever arrives meanwhile.
+        if self.config.lockstep or self.round_left:
             return acting, False
         newest = self._swap(self.mailbox.policy) or acting
         if newest is not acting:
             self.recorder.acted_by(row, newest.epoch, newest.version)
-            self._noise.set_epsilon(row, newest.epsilon)
+            self._noise.change(row, newest.exploration)
         return newest, False
 
     def _end_block(self, rows: int) -> int:
@@ -145,6 +160,7 @@ class SteppingBase:
         recorder.end(rows)
         self._noise.end_block(rows)
         self.block_began_s = 0.0
+        self.round_left = max(0, self.round_left - rows)
         if rows:
             self._check_values(rows)
             valid = recorder.valid[:rows]
@@ -174,29 +190,60 @@ class SteppingBase:
             )
 
     def _check_values(self, rows: int) -> None:
-        """Name the first step whose reward or observation is NaN or Inf; once per block, not per step."""
+        """Name the first step whose action, reward or observation is NaN or Inf; once per block, not per step."""
         recorder = self.recorder
-        for what, array in (("reward", recorder.reward[:rows]), ("observation", recorder.observation[1 : rows + 1])):
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                bad = ~np.isfinite(array).reshape(rows, self.config.num_envs, -1).all(axis=2)
-                row, env = np.argwhere(bad)[0].tolist()
-                self._not_finite(what, array[row, env], row, env)
+        # An observation belongs to the step before the one that acts on it: it is no fault of the policy's.
+        checked = (
+            ("action", recorder.action[:rows], 0),
+            ("reward", recorder.reward[:rows], 0),
+            ("observation", recorder.observation[: rows + 1], 1),
+        )
+        found = [
+            (place[0] - later, place[1], what, array[place])
+            for what, array, later in checked
+            if (place := self._first_not_finite(array))
+        ]
+        if found:
+            # Of one step the action came first.
+            row, env, what, value = min(found, key=lambda first: first[0])
+            self._not_finite(what, value, row, env)
         if recorder.final_index and recorder.observation.dtype.kind == "f":
             last = recorder.finals()
             for (row, env), observation in zip(recorder.final_index, last, strict=True):
                 if not np.isfinite(observation).all():
                     self._not_finite("observation", observation, row, env)
 
+    def _first_not_finite(self, array: NDArray[Any]) -> tuple[int, int] | None:
+        """Return row and environment of the first NaN or Inf in [T, N, ...]."""
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            return None
+        bad = ~np.isfinite(array).reshape(*array.shape[:2], -1).all(axis=2)
+        row, env = np.argwhere(bad)[0].tolist()
+        return row, env
+
     def _not_finite(self, what: str, value: NDArray[Any], row: int, env: int) -> NoReturn:
         shown = np.array2string(value, threshold=8, edgeitems=4).replace("\n", "")
-        raise EnvironmentMisbehaved(
-            f"environment {self.config.env_id!r}: {what} {shown} {self._where(row, env)} is not finite"
-        )
+        found = f"{what} {shown} {self._where(row, env)} is not finite"
+        if what == "action":
+            raise ModelFileError(f"the policy's {found}")
+        raise EnvironmentMisbehaved(f"environment {self.config.env_id!r}: {found}")
+
+    def _tell(self, row: int, error: Exception, *, policy: bool) -> NoReturn:
+        """Say with the step whose fault an exception is."""
+        if policy:
+            raise ModelFileError(f"the policy failed {self._where(row)}: {first_line(error)}") from error
+        if isinstance(error, QuarlError) and not isinstance(error, EnvironmentMisbehaved):
+            raise error
+        self._raised(row, error)
 
     def _raised(self, row: int, error: BaseException) -> NoReturn:
-        raise EnvironmentMisbehaved(
-            f"environment {self.config.env_id!r} failed {self._where(row)}: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        action = self.recorder.action[row]
+        if action.dtype.kind == "f" and (bad := self._first_not_finite(action[None])):
+            self._not_finite("action", action[bad[1]], row, bad[1])
+        # What an adapter of environments says names them already.
+        told = isinstance(error, EnvironmentMisbehaved)
+        said = first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
+        raise EnvironmentMisbehaved(f"environment {self.config.env_id!r} failed {self._where(row)}: {said}") from error
 
     def _where(self, row: int, env: int | None = None) -> str:
         step = self.episodes.steps + int(self.recorder.valid[: row + 1].sum())
@@ -205,7 +252,12 @@ class SteppingBase:
 
 
 def _noise(config: LoopConfig) -> Noise:
-    size = {"num_actions": config.spec.action.n, "num_envs": config.num_envs, "max_rows": config.max_rows}
+    action = config.spec.action
+    width = 1 if action.kind == "discrete" else math.prod(action.shape)
+    size = {"num_envs": config.num_envs, "max_rows": config.max_rows, "width": width}
+    draws: Draws
     if config.lockstep:
-        return LockstepNoise(seed=config.seed, **size)
-    return StreamNoise(seed=config.seed, actor_index=config.actor_index, **size)
+        draws = LockstepDraws(seed=config.seed, **size)
+    else:
+        draws = StreamDraws(seed=config.seed, actor_index=config.actor_index, **size)
+    return DiscreteNoise(draws, num_actions=action.n) if action.kind == "discrete" else BoxNoise(draws, action=action)

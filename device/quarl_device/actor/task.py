@@ -16,6 +16,7 @@ from quarl_device.actor.vector import VectorLoop
 from quarl_device.contract import spec_to_json
 from quarl_device.environments import EnvSpec, check_matches, check_registered, make_single, make_vector
 from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.block_spec import extras_for
 from quarl_device.wire.messages import LearnerBirth
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ def make_loop(config: AgentConfig, birth: LearnerBirth, mailbox: Mailbox) -> tup
         MissingExtra: the environment's own dependency is not installed.
         EnvironmentMisbehaved: its constructor raised.
     """
-    spec = BlockSpec(observations=birth.observations, action=birth.action)
+    extras = extras_for(birth.extras, birth.action)
+    spec = BlockSpec(observations=birth.observations, action=birth.action, extras=extras)
     loop_config = _loop_config(config, birth, spec)
     env_spec = EnvSpec(env_id=loop_config.env_id, kwargs={} if config.env else birth.env_kwargs)
     # Only the device's own configuration may name a module to import.
@@ -55,7 +57,8 @@ def _loop_config(config: AgentConfig, birth: LearnerBirth, spec: BlockSpec) -> L
         env_id=config.env or birth.env_id,
         spec=spec,
         num_envs=config.num_envs,
-        max_rows=min(rows, spec.max_steps(config.num_envs)),
+        max_rows=min(rows, spec.max_steps(config.num_envs), birth.round_steps or rows),
+        round_rows=birth.round_steps,
         seed=birth.seed if lockstep or config.seed is None else config.seed,
         actor_index=config.actor_index,
         lockstep=lockstep,
@@ -84,8 +87,10 @@ def task_name(birth: LearnerBirth) -> str:
     lockstep = birth.mode == "lockstep"
     spaces = [*(spec_to_json(spec) for spec in birth.observations), spec_to_json(birth.action)]
     fields = [birth.env_id, birth.env_kwargs, spaces, birth.mode, [birth.epoch, birth.block_steps] if lockstep else 0]
-    return json.dumps(fields, sort_keys=True)
+    # Only where there are some: the names that are in spools by now stay what they are.
+    return json.dumps([*fields, *birth.extras], sort_keys=True)
 
 
 def _task(birth: LearnerBirth) -> tuple[object, ...]:
-    return (birth.env_id, birth.env_kwargs, birth.observations, birth.action, birth.mode, birth.block_steps)
+    spaces = (birth.observations, birth.action, birth.extras)
+    return (birth.env_id, birth.env_kwargs, *spaces, birth.mode, birth.block_steps, birth.round_steps)

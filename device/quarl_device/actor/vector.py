@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.actor.acting import Mailbox
+from quarl_device.actor.acting import ActingPolicy, Mailbox
+from quarl_device.actor.choosing import ChooseMany, choose_many
 from quarl_device.actor.stepping import LoopConfig, SteppingBase
 from quarl_device.environments import VectorAdapter, VectorStep
-from quarl_device.errors import EnvironmentMisbehaved, QuarlError
 
 
 class VectorLoop(SteppingBase):
@@ -32,22 +32,22 @@ class VectorLoop(SteppingBase):
         acting = self._begin_block(rows)
         if acting is None:
             return self._end_block(0)
-        mailbox, recorder, noise, step = self.mailbox, self.recorder, self._noise, self._env.step
+        mailbox, recorder, step = self.mailbox, self.recorder, self._env.step
         observations, actions, rewards = recorder.observation, recorder.action, recorder.reward
-        explore, random_action = noise.explore, noise.action
-        act, lockstep, row = acting.policy.act_batch, self.config.lockstep, 0
-        self._time_act(act, observations[0])
+        choose, begin_episodes = self._choose(acting), self.config.lockstep or recorder.action.dtype.kind == "f"
+        row, given = 0, None
+        self._time_act(acting.policy.act_batch, observations[0])
         try:
             for row in range(rows):
                 if mailbox.raised:
                     acting, ends = self._attend(row, acting)
                     if ends:
-                        return self._end_block(row)
-                    act = acting.policy.act_batch
-                chosen = actions[row]
-                chosen[...] = act(observations[row])
-                np.copyto(chosen, random_action[row], where=explore[row], casting="unsafe")
-                result = step(chosen)
+                        rows = row
+                        break
+                    choose = self._choose(acting)
+                given = None
+                given = choose(row, observations[row], actions[row])
+                result = step(given)
                 observations[row + 1] = result.observation
                 rewards[row] = result.reward
                 recorder.terminated[row] = result.terminated
@@ -56,12 +56,10 @@ class VectorLoop(SteppingBase):
                 recorder.start[row + 1] = result.start
                 if result.final_rows.size:
                     self._keep_finals(row, result)
-                if lockstep:
+                if begin_episodes:
                     self._begin_episodes(row + 1)
-        except QuarlError as error:
-            self._name(row, error)
         except Exception as error:
-            self._raised(row, error)
+            self._tell(row, error, policy=given is None)
         return self._end_block(rows)
 
     def close(self) -> None:
@@ -86,11 +84,8 @@ class VectorLoop(SteppingBase):
         for env in np.flatnonzero(self.recorder.start[row]).tolist():
             self._noise.begin_episode(row, env)
 
-    def _name(self, row: int, error: QuarlError) -> None:
-        if isinstance(error, EnvironmentMisbehaved):
-            message = f"environment {self.config.env_id!r} failed {self._where(row)}: {error.message}"
-            raise EnvironmentMisbehaved(message) from error
-        raise error
+    def _choose(self, acting: ActingPolicy) -> ChooseMany:
+        return choose_many(acting, self._noise, self.recorder, self.config.spec.action)
 
     def _time_act(self, act: Any, observations: NDArray[Any]) -> None:
         began = time.perf_counter_ns()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from quarl_device.actor.acting import ActingPolicy
-from quarl_device.actor.bench import BENCH_EPSILON, BUILT_IN_POLICY, MAX_ENVS, bench_loop
+from quarl_device.actor.bench import BUILT_IN_POLICY, MAX_ENVS, bench_exploration, bench_loop
 from quarl_device.actor.recorder import Recorder
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import StateUnwritable, UsageError
@@ -180,7 +180,7 @@ def _played(num_envs: int, runtime: PolicyRuntime | None) -> tuple[MakeBlock, st
     file = read_policy_path(BUILT_IN_POLICY)
     loop, codec = bench_loop(file, num_envs)
     policy = Policy.load(file, runtime=runtime, batch_size=num_envs)
-    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, epsilon=BENCH_EPSILON))
+    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, exploration=bench_exploration(file)))
 
     def make(sequence: int, base: int) -> tuple[bytes, int]:
         loop.run_block(loop.recorder.max_rows)

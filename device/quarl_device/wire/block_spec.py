@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,32 @@ class ExtraSpec:
             raise UnsupportedSpace(f"extra {self.name[:80]!r}: expected 1-64 letters, digits or '_'")
         if self.dtype not in TYPES or any(n < 1 for n in self.shape) or len(self.shape) > 4:
             raise UnsupportedSpace(f"extra {self.name!r}: shape {self.shape} of {self.dtype} is not allowed")
+
+
+def extras_for(names: Sequence[str], action: ActionSpec) -> tuple[ExtraSpec, ...]:
+    """Return the extras that a learner's birth names.
+
+    "log_prob", float32[T, N]: log probability of what was drawn, by the outputs of the int8 policy that drew it.
+    "sample", float32[T, N, *action's shape], of box actions: the draw from the gaussian that `log_prob` belongs to, in
+    the units of the head's mean, before squashing, scaling and clipping made it the action.
+
+    Args:
+        names: from the birth.
+        action: likewise.
+
+    Raises:
+        UnsupportedSpace: an extra that this version cannot make, or not of such actions.
+    """
+    known = {"log_prob": ExtraSpec(name="log_prob")}
+    if action.kind == "box":
+        known["sample"] = ExtraSpec(name="sample", shape=action.shape)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UnsupportedSpace(
+            f"the learner asks for extra {unknown[0][:64]!r} of {action.kind} actions; here are {', '.join(known)}",
+            hint="upgrade quarl-edge here, or ask for less",
+        )
+    return tuple(known[name] for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)

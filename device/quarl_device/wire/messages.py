@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from quarl_device.contract import (
     MAX_OBSERVATION_KEYS,
@@ -27,8 +27,11 @@ from quarl_device.wire.limits import MAX_NEEDED_CHUNKS, MAX_POLICY_BYTES, WIRE_V
 from quarl_device.wire.strict_json import MAX_INT, MAX_REASON, SCHEMA, Reader, dumps, loads, one_line
 
 Status = Literal["online", "gone"]
-LearnerMode = Literal["async", "lockstep"]
+LearnerMode = Literal["async", "lockstep", "rounds"]
 DeviceMode = Literal["train", "deploy"]
+LEARNER_MODES: tuple[str, ...] = get_args(LearnerMode)
+MAX_ROUND_STEPS = 1_000_000
+MAX_EXTRAS = 16
 
 MAX_EPOCH = 2**32 - 1
 HIGHEST_BELIEVABLE_EPOCH = 4_000_000_000
@@ -39,6 +42,7 @@ _BOOT_ID_OR_NONE = re.compile(r"([0-9a-f]{16})?")
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_EXTRA = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
 def check_wire_version(found: int, *, peer: str) -> None:
@@ -74,10 +78,15 @@ class LearnerBirth:
         observations: the observation keys that blocks must carry.
         action: the action space that blocks must carry.
         public_key: ed25519 public key, 64 hex digits.
-        mode: "async", or "lockstep" where one actor and the learner take turns.
+        mode: "async"; "lockstep" where one actor and the learner take turns; or "rounds", where each actor makes
+            exactly `round_steps` rows with one policy version and waits for a newer one.
         seed: of the run; actors derive theirs from it.
         block_steps: rows per block that the learner asks for.
         version: package version, shown to people.
+        round_steps: rows per round, in as many blocks as it takes; 0 where there are no rounds.
+        extras: what blocks carry beside the step, see `block_spec.extras_for`.
+
+    The last two are left out of the JSON while they say nothing, so that births without them are what they always were.
     """
 
     status: Status
@@ -95,12 +104,18 @@ class LearnerBirth:
     seed: int
     block_steps: int
     version: str
+    round_steps: int = 0
+    extras: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return the JSON payload; PayloadTooLarge over 64 KiB, PayloadRefused where a value is not JSON."""
         fields = _flat(self)
         if not self.left:
             del fields["left"]
+        if not self.round_steps:
+            del fields["round_steps"]
+        if not self.extras:
+            del fields["extras"]
         fields["observations"] = [spec_to_json(spec) for spec in self.observations]
         fields["action"] = spec_to_json(self.action)
         return dumps(fields, what="learner birth")
@@ -111,6 +126,7 @@ class LearnerBirth:
         data = loads(payload, what="learner birth")
         data.schema()
         observations, action = _specs(data)
+        mode = cast(LearnerMode, data.choice("mode", LEARNER_MODES))
         return cls(
             status=cast(Status, data.choice("status", ("online", "gone"))),
             left="left" in data.fields and data.boolean("left"),
@@ -123,10 +139,12 @@ class LearnerBirth:
             observations=observations,
             action=action,
             public_key=_matching(data, "public_key", _PUBLIC_KEY),
-            mode=cast(LearnerMode, data.choice("mode", ("async", "lockstep"))),
+            mode=mode,
             seed=data.integer("seed"),
             block_steps=data.integer("block_steps", low=1, high=65_535),
             version=data.line("version", max_length=64),
+            round_steps=_round_steps(data, mode),
+            extras=_extras(data),
         )
 
 
@@ -375,6 +393,21 @@ def _specs(data: Reader) -> tuple[tuple[ObservationSpec, ...], ActionSpec]:
     if not keys or len(set(keys)) != len(keys):
         raise PayloadRefused(f"{data.what}: observation keys must be one or more and different")
     return observations, action
+
+
+def _round_steps(data: Reader, mode: LearnerMode) -> int:
+    if mode == "rounds":
+        return data.integer("round_steps", low=1, high=MAX_ROUND_STEPS)
+    if data.fields.get("round_steps", 0) != 0:
+        raise PayloadRefused(f"{data.what}: 'round_steps' without the mode 'rounds'")
+    return 0
+
+
+def _extras(data: Reader) -> tuple[str, ...]:
+    names = data.array("extras", max_length=MAX_EXTRAS) if "extras" in data.fields else []
+    if any(type(name) is not str or not _EXTRA.fullmatch(name) for name in names) or len(set(names)) != len(names):
+        raise PayloadRefused(f"{data.what}: 'extras' must be different names of 1-64 letters, digits or '_'")
+    return tuple(names)
 
 
 def _action_shape_holds(action: ActionSpec) -> bool:

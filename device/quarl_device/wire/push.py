@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from quarl_device.errors import PayloadRefused
 from quarl_device.wire.envelope import seal, sealed_bytes, unseal
+from quarl_device.wire.exploration import Exploration, exploration_from_json
 from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES
 from quarl_device.wire.messages import MAX_EPOCH
 from quarl_device.wire.strict_json import SCHEMA, Reader, dumps, loads
 
 MAGIC = b"QPOL"
-MAX_EXPLORATION_VALUES = 4096
 _WHAT = "push"
+
+__all__ = ["Exploration", "PushHeader", "decode_push", "encode_push", "fits_inline", "newer"]
 
 
 def newer(found: tuple[int, int], than: tuple[int, int]) -> bool:
@@ -36,23 +38,6 @@ def newer(found: tuple[int, int], than: tuple[int, int]) -> bool:
         than: (epoch, version) of the push in use.
     """
     return found > than
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exploration:
-    """How actors explore with a policy.
-
-    Attributes:
-        kind: "epsilon": a uniformly random action with this probability.
-        values: per actor index; an actor takes the one at its index modulo their number.
-    """
-
-    kind: str = "epsilon"
-    values: tuple[float, ...] = (0.0,)
-
-    def value_for(self, actor_index: int) -> float:
-        """Return this actor's value."""
-        return self.values[actor_index % len(self.values)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -93,7 +78,7 @@ class PushHeader:
             "version": self.version,
             "env_steps": self.env_steps,
             "sha256": self.sha256,
-            "exploration": {"kind": self.exploration.kind, "values": list(self.exploration.values)},
+            "exploration": self.exploration.to_json(),
             "normalizer_version": self.normalizer_version,
             "golden_outputs": {role: _array_to_json(array) for role, array in self.golden_outputs.items()},
             "lsb": dict(self.lsb),
@@ -121,7 +106,7 @@ class PushHeader:
             version=data.integer("version", high=MAX_EPOCH),
             env_steps=data.integer("env_steps"),
             sha256=sha256,
-            exploration=_exploration(data),
+            exploration=exploration_from_json(data.object("exploration")),
             normalizer_version=data.integer("normalizer_version"),
             golden_outputs={role: _array_from_json(value) for role, value in golden.items()},
             lsb=_lsb(data),
@@ -171,14 +156,6 @@ def decode_push(payload: bytes, verify: Callable[[bytes, bytes], None]) -> tuple
             f"push: the policy file's sha256 is {digest[:16]}..., the header says {header.sha256[:16]}..."
         )
     return header, policy
-
-
-def _exploration(data: Reader) -> Exploration:
-    inner = Reader(data.object("exploration"), what="push header: exploration")
-    values = inner.array("values", max_length=MAX_EXPLORATION_VALUES)
-    if not values or any(type(value) not in (int, float) or not 0 <= value <= 1e6 for value in values):
-        raise PayloadRefused("push header: exploration values must be one or more numbers in 0..1e6")
-    return Exploration(kind=inner.text("kind", max_length=32), values=tuple(float(value) for value in values))
 
 
 def _lsb(data: Reader) -> dict[str, float]:

@@ -1,0 +1,162 @@
+"""From a policy and a block's numbers to functions that choose actions: one for one environment, one for many.
+
+Greedy and epsilon-greedy choices of one environment are the policy's own hot path; random actions overrule it in the
+loop. Everything else is a closure that is made when a policy comes, or a block begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_device.actor.acting import ActingPolicy
+from quarl_device.actor.exploration import OU_THETA, BoxNoise, DiscreteNoise, Noise
+from quarl_device.actor.recorder import Recorder
+from quarl_device.contract import ActionSpec
+from quarl_device.errors import UsageError
+from quarl_device.heads import float32_bounds
+from quarl_device.hot_path import Act
+
+Array = NDArray[Any]
+Add = Callable[[Array, int], Array]
+ChooseMany = Callable[[int, Array, Array], Array]
+POLICY_DECIDES = -1
+
+
+def forced_actions(noise: Noise, row: int, rows: int) -> list[int]:
+    """Return for each of rows `row`..`rows`-1 of one environment: a random action, or -1 where the policy decides."""
+    if not isinstance(noise, DiscreteNoise):
+        return [POLICY_DECIDES] * (rows - row)
+    forced: list[int] = np.where(noise.explore[row:rows, 0], noise.action[row:rows, 0], POLICY_DECIDES).tolist()
+    return forced
+
+
+def choose_one(acting: ActingPolicy, noise: Noise, recorder: Recorder, row: int, action: ActionSpec) -> Act:
+    """Return what takes an observation and returns the action of `row`, called again that of the row after, and so on.
+
+    Args:
+        acting: the policy, and how to explore.
+        noise: of this block, of one environment.
+        recorder: where extras go.
+        row: of the first call.
+        action: the space.
+    """
+    kind, policy = acting.exploration.kind, acting.policy
+    if kind in ("none", "epsilon"):
+        return policy.act_index
+    rows = itertools.count(row)
+    if kind == "sample":
+        draw, numbers, keep = policy.drawing(log_std=acting.exploration.values), _numbers(noise), _keeper(recorder)
+
+        def sampled(observation: Any) -> Any:
+            at = next(rows)
+            chosen, sample, log_prob = draw(observation, numbers[at])
+            keep(at, sample, log_prob)
+            return chosen
+
+        return sampled
+    greedy, add = policy.act_index, _adder(acting, noise, action)
+
+    def noisy(observation: Any) -> Any:
+        return add(greedy(observation), next(rows))[0]
+
+    return noisy
+
+
+def choose_many(acting: ActingPolicy, noise: Noise, recorder: Recorder, action: ActionSpec) -> ChooseMany:
+    """Return what takes (row, observations [N, *shape], where to record [N, ...]) and returns what N environments get.
+
+    Args:
+        acting: the policy at batch size N, and how to explore.
+        noise: of this block.
+        recorder: where extras go.
+        action: the space.
+    """
+    kind, policy = acting.exploration.kind, acting.policy
+    act = policy.act_batch
+    if isinstance(noise, DiscreteNoise) and kind != "sample":
+        explore, random_action = noise.explore, noise.action
+
+        def epsilon_greedy(row: int, observations: Array, chosen: Array) -> Array:
+            chosen[...] = act(observations)
+            np.copyto(chosen, random_action[row], where=explore[row], casting="unsafe")
+            return chosen
+
+        return epsilon_greedy
+    if kind == "sample":
+        draw = policy.drawing(log_std=acting.exploration.values, batch=True)
+        numbers, keep = _numbers(noise), _keeper(recorder)
+
+        def sampled(row: int, observations: Array, chosen: Array) -> Array:
+            actions: Array
+            actions, sample, log_prob = draw(observations, numbers[row])
+            keep(row, sample, log_prob)
+            chosen[...] = actions
+            return actions
+
+        return sampled
+    add = None if kind == "none" else _adder(acting, noise, action)
+
+    def noisy(row: int, observations: Array, chosen: Array) -> Array:
+        actions: Array = act(observations)
+        actions = actions if add is None else add(actions, row)
+        chosen[...] = actions
+        # Not `chosen`: an environment may change in place what it is given.
+        return actions
+
+    return noisy
+
+
+def _numbers(noise: Noise) -> Array:
+    if isinstance(noise, BoxNoise):
+        return noise.number
+    if isinstance(noise, DiscreteNoise):
+        return noise.fraction
+    raise UsageError(f"{type(noise).__name__} has no numbers to sample by")
+
+
+def _keeper(recorder: Recorder) -> Callable[[int, Any, Any], None]:
+    """Return what records a row's log probability, and its sample, where the learner asks for them."""
+    log_probs, samples = recorder.extra.get("log_prob"), recorder.extra.get("sample")
+
+    def keep(row: int, sample: Any, log_prob: Any) -> None:
+        if log_probs is not None:
+            log_probs[row] = log_prob
+        if samples is not None:
+            samples[row] = sample
+
+    return keep
+
+
+def _adder(acting: ActingPolicy, noise: Noise, action: ActionSpec) -> Add:
+    """Return what adds a row's noise to actions and clips them to the space: float32 [N, *shape], also of one [*shape].
+
+    In float64, rounded once, so that nothing overflows on the way and a bound stays what it is.
+    """
+    if not isinstance(noise, BoxNoise):
+        raise UsageError(f"exploration {acting.exploration.kind!r} in a {action.kind} action space")
+    low, high = float32_bounds(action)
+    number, drift = noise.number, noise.drift
+
+    def clipped(wide: Array) -> Array:
+        actions: Array = np.minimum(np.maximum(wide, low), high).astype(np.float32)
+        return actions
+
+    if acting.exploration.kind == "ornstein_uhlenbeck":
+        kept = 1.0 - OU_THETA
+
+        def drifting(actions: Array, row: int) -> Array:
+            np.multiply(drift, kept, out=drift)
+            np.add(drift, number[row], out=drift)
+            return clipped(actions + drift)
+
+        return drifting
+
+    def independent(actions: Array, row: int) -> Array:
+        return clipped(actions + number[row])
+
+    return independent
