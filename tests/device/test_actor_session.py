@@ -279,7 +279,7 @@ def test_it_says_why_it_stands_still():
     session.learner_gone(epoch=1, left=False)
     assert session.blocked() == ""
     make(session, 1)
-    assert session.blocked() == "spool full: no learner"
+    assert session.blocked() == "spool full: learner lost"
 
 
 def test_a_full_spool_says_what_is_behind_it_and_since_when():
@@ -303,10 +303,10 @@ def test_a_full_spool_says_what_is_behind_it_and_since_when():
 
 def test_a_full_spool_whose_next_block_waits_for_credit_says_so():
     session = ready_with(MemoryOutbox(BOOT, max_bytes=2), max_offline_s=100.0)
-    session.learner_gone(epoch=1)
+    session.learner_gone(epoch=1, left=False)
     session.tick(0.0)
     make(session, 2)
-    assert session.blocked() == "spool full: no learner"
+    assert session.blocked() == "spool full: learner lost"
     session.learner_online(epoch=1, beat=99, in_turns=False, now_s=0.0)
     assert session.blocked() == "spool full: no credit"
     assert session.meet_task("another", 0.0)

@@ -138,7 +138,7 @@ def test_a_learner_that_resumes_inside_a_round_gets_a_whole_round_of_its_own_pol
         wait_for(lambda: len(first.stored) == 1)
         wait_for(lambda: actor.agent._shared.standstill.reason == "no credit")
         first.leave()
-        wait_for(lambda: actor.agent._shared.standstill.reason == "no learner")
+        wait_for(lambda: actor.agent._shared.standstill.reason == "learner lost")
         second = Learner(broker, epoch=101, key=first.key, sessions=first.sessions, mode="rounds", round_steps=48)
         wait_for(lambda: actor.agent._shared.standstill.reason == "waiting for the next policy")
         second.push()

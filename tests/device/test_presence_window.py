@@ -26,9 +26,9 @@ def test_first_the_link_then_the_learner():
 
 def test_a_birth_that_was_heard_before_says_nothing_of_now():
     presence = present()
-    assert presence.left()
+    assert presence.parted(left=False)
     assert not presence.born(beat=1, anew=False, now_s=5.0)
-    assert presence.absent == "no learner"
+    assert presence.absent == "learner lost"
     assert presence.born(beat=2, anew=False, now_s=5.0)
     assert presence.absent == ""
     assert not presence.born(beat=3, anew=False, now_s=6.0), "it was there"
@@ -37,13 +37,23 @@ def test_a_birth_that_was_heard_before_says_nothing_of_now():
 def test_an_ack_brings_back_one_that_was_silent_and_none_that_has_left():
     presence = present()
     presence.note(30.5)
-    assert presence.absent == "no learner"
+    assert presence.absent == "learner lost"
     presence.answered(31.0)
     assert presence.absent == ""
-    assert presence.left()
-    assert not presence.left(), "once"
+    assert presence.parted(left=True)
+    assert not presence.parted(left=True), "once"
     presence.answered(32.0)
-    assert presence.absent == "no learner"
+    assert presence.absent == "learner left"
+
+
+def test_a_goodbye_is_news_after_a_will_and_not_the_other_way_round():
+    presence = Presence(silent_s=30.0)
+    assert not presence.parted(left=True), "nobody was met"
+    presence = present()
+    assert presence.parted(left=False)
+    assert presence.parted(left=True)
+    assert not presence.parted(left=False)
+    assert presence.learner == "left"
 
 
 def test_an_absence_has_a_length_until_it_ends():
@@ -111,7 +121,8 @@ def test_patience_doubles_to_its_end_and_begins_anew_with_an_answer():
 
 def test_a_full_spool_is_explained_by_the_first_thing_that_is_in_the_way():
     assert spool_full("link down", sets_aside=True, lacks_credit=True) == "spool full: link down"
-    assert spool_full("no learner", sets_aside=True, lacks_credit=True) == "spool full: no learner"
+    for absence in ("no learner", "learner left", "learner lost"):
+        assert spool_full(absence, sets_aside=True, lacks_credit=True) == f"spool full: {absence}"
     assert spool_full("", sets_aside=True, lacks_credit=True) == "spool full: learner of another task"
     assert spool_full("", sets_aside=False, lacks_credit=True) == "spool full: no credit"
     assert spool_full("", sets_aside=False, lacks_credit=False) == "spool full: learner slow"
