@@ -77,7 +77,9 @@ def test_layers_have_their_sources_names_and_export_takes_what_is_advised(make, 
     assert {each.source for each in layers} <= set(odd.values())
     assert len({each.source for each in layers}) == len(layers)
     advised = [name for each in layers for name in named_by(finer(each, found.layers, scheme="int8"))]
-    assert advised == [each.source for each in layers]
+    read_by = {each.name: each.inputs[0] for each in policy.graph.layers if each.kind == "tanh"}
+    # A tanh shows the rounding of what it reads, which takes it along.
+    assert advised == [read_by.get(each.source, each.source) for each in layers]
     for name in advised:
         check_layers(policy, SchemeOptions(keep_float=frozenset({name})))
     assert found.to_json()["layers"][-1]["source"] == layers[-1].source
@@ -157,6 +159,19 @@ def test_what_saturates_in_a_tanh_is_cut_on_purpose(tmp_path):
     assert codes.count(("R14", "note")) == len(before)
     assert not {("R04", "warning"), ("R05", "warning")} & set(codes)
     assert "±4" in next(told.message for told in found.findings if told.code == "R14")
+
+
+def test_a_tanh_that_ends_at_one_is_not_to_be_calibrated(tmp_path):
+    """Its kernel's range ends at 127/128, whatever it was calibrated with; what is to be kept does make it finer."""
+    policy = steep()
+    found = compared(tmp_path, policy)
+    last = found.layers[-1]
+    assert (last.kind, last.grid.clipped > 0.01) == ("TANH", True)
+    mend = finer(last, found.layers, scheme="int8")
+    assert "calibrate" not in mend
+    (name,) = named_by(mend)
+    kept = compared(tmp_path, policy, keep_float=frozenset({name}))
+    assert kept.layers[-1].errors.snr_db > last.errors.snr_db
 
 
 def test_an_output_that_a_tanh_reads_too_is_not_cut(tmp_path):

@@ -29,7 +29,7 @@ def refuse_layer_norms(graph: Graph) -> None:
     )
 
 
-def _found(graph: Graph) -> list[tuple[Operator, ...]]:
+def _found(graph: Graph) -> list[tuple[Operator, Operator, Operator]]:
     """Return (squares of deviations, their mean, its inverse root) of each: rsqrt(mean((x - mean(x))²) + epsilon)."""
     maker = {output: operator for operator in graph.operators for output in operator.outputs}
 
@@ -49,7 +49,7 @@ def _found(graph: Graph) -> list[tuple[Operator, ...]]:
     return found
 
 
-def _scope(graph: Graph, parts: tuple[Operator, ...]) -> str:
+def _scope(graph: Graph, parts: tuple[Operator, Operator, Operator]) -> str:
     """Return what the names of a layer's tensors begin with, its place in the file where they share nothing."""
     names = [graph.tensors[part.outputs[0]].name.split(";")[0] for part in parts]
     shared = os.path.commonpath(names) if all(name and not name.startswith("/") for name in names) else ""

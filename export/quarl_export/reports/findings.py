@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quarl_export.reports.acting import Agreement
-from quarl_export.reports.layers import LayerReport
+from quarl_export.reports.layers import FIXED_RANGE_KINDS, LayerReport
 from quarl_export.reports.mends import INPUT, finer
 from quarl_export.reports.metrics import CLIPPED
 from quarl_export.reports.saturation import InputSaturation
@@ -24,8 +24,6 @@ FORCED = "R10"
 UNMATCHED = "R13"
 ON_PURPOSE = "R14"
 
-# Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside".
-_FIXED_RANGE = ("TANH", "LOGISTIC", "SOFTMAX")
 # R03 and R07 say it by dimension.
 _SAID_BY_DIMENSION = ("QUANTIZE",)
 
@@ -246,14 +244,14 @@ def _range(layer: LayerReport, cut_share: float, *, is_felt: bool) -> Iterator[F
     if _is_asked_for(layer, cut_share):
         if is_felt or (clipped > CLIPPED and not is_by_dimension):
             yield _asked_for(_named(layer), clipped, cut_share)
-    elif clipped > CLIPPED and not is_by_dimension and layer.kind not in _FIXED_RANGE:
+    elif clipped > CLIPPED and not is_by_dimension and layer.kind not in FIXED_RANGE_KINDS:
         yield Finding(
             code="R05",
             severity="warning",
             message=f"layer {layer.name!r}: {clipped:.1%} of the float values lie outside of its range",
             mend="its range is too narrow: calibrate or train on",
         )
-    if 0.0 < used < NARROW_USE and not is_by_dimension and layer.kind not in _FIXED_RANGE:
+    if 0.0 < used < NARROW_USE and not is_by_dimension and layer.kind not in FIXED_RANGE_KINDS:
         yield Finding(
             code="R06",
             severity="warning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from quarl_export.reports.saturation import InputSaturation
 from quarl_export.reports.side import Side
 from quarl_export.reports.structure import Float, Layer, layer_names, layers_of, match, real_constant, source_name
 
+FIXED_RANGE_KINDS = ("TANH", "LOGISTIC", "SOFTMAX")
+"""Their kernels have one range for all: tanh ends at 127/128, so that its +1 is always "outside"."""
 _GRIDS = ("int8", "uint8", "int16")
 
 
@@ -58,6 +61,7 @@ class LayerReport:
         weights: its weights' grid, `None` where it has none or they are float.
         reads_observation: whether nothing but a normaliser stands between it and an observation.
         source: the layer of its source that it is, as `--keep-float` takes it; "" where the file does not say.
+        keep: the layer that `--keep-float` makes this one finer with: itself, or what an activation of its own reads.
         in_range_snr_db: of `errors`, without what its range clips; `None` where it is float.
         limit: beyond this distance from zero its values change nothing and are not compared, 0 for nowhere.
         beyond: share of the float file's values that are.
@@ -75,6 +79,7 @@ class LayerReport:
     weights: WeightGrid | None = field(repr=False)
     reads_observation: bool = field(default=False, repr=False)
     source: str = ""
+    keep: str = ""
     in_range_snr_db: float | None = None
     limit: float = 0.0
     beyond: float = 0.0
@@ -137,6 +142,7 @@ class LayerPair:
         twin: of it.
         name: to show.
         source: see `LayerReport`.
+        keep: see `LayerReport`.
         shifted: see `level`.
         limit: see `LayerReport`.
     """
@@ -150,11 +156,12 @@ class LayerPair:
         *,
         name: str,
         source: str = "",
+        keep: str = "",
         shifted: bool = False,
         limit: float = 0.0,
     ) -> None:
         self._layer, self._twin, self._name, self._source, self._shifted = layer, twin, name, source, shifted
-        self._limit, self._beyond, self._count = limit, 0, 0
+        self._keep, self._limit, self._beyond, self._count = keep, limit, 0, 0
         self._meter, self._in_range = ErrorMeter(), ErrorMeter()
         self._tensor = right.graph.tensors[twin.output]
         self._value_range = grid_range(self._tensor)
@@ -195,6 +202,7 @@ class LayerPair:
             weights=self._weights,
             reads_observation=any(place < 0 for place in self._layer.inputs),
             source=self._source,
+            keep=self._keep,
             in_range_snr_db=None if self._grid is None else self._in_range.result().snr_db,
             limit=self._limit,
             beyond=self._beyond / max(1, self._count),
@@ -233,11 +241,22 @@ def pair_layers(left: Side, right: Side) -> tuple[LayerPair, ...]:
             theirs[its],
             name=name,
             source=source,
+            keep=_kept_for(right, theirs, its),
             shifted=centred and mine in last,
             limit=limits.get(its, 0.0),
         )
         for (mine, its), name, source in zip(pairs, names, sources, strict=True)
     )
+
+
+def _kept_for(side: Side, layers: Sequence[Layer], place: int) -> str:
+    """Return the layer whose float result makes the one at `place` finer, "" where the file does not name it.
+
+    A steep activation shows the rounding of what it reads; that layer takes it with it into float.
+    """
+    layer = layers[place]
+    reads = layer.inputs[0] if layer.kind in FIXED_RANGE_KINDS and layer.inputs else -1
+    return source_name(side.graph, layers[reads] if reads >= 0 else layer, side.source_layers)
 
 
 def _weight_grid(left: Graph, layer: Layer, right: Graph, twin: Layer, *, shifted: bool) -> WeightGrid | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from quarl_export.reports.layers import LayerReport
+from quarl_export.reports.layers import FIXED_RANGE_KINDS, LayerReport
 from quarl_export.reports.metrics import CLIPPED
 
 _COARSE_SCHEMES = ("int16x8", "dynamic")
@@ -31,14 +31,14 @@ def finer(layer: LayerReport, layers: Sequence[LayerReport], *, scheme: str) -> 
     if layer.grid is None:
         return "it is in float already: what enters it is what is off"
     ways = []
-    if layer.grid.clipped > CLIPPED:
+    if layer.grid.clipped > CLIPPED and layer.kind not in FIXED_RANGE_KINDS:
         ways.append("calibrate with observations that reach beyond its range")
     if layer.kind == "FULLY_CONNECTED" and layer.weights is not None and layer.weights.channels == 1 < layer.elements:
         ways.append("--per-channel")
     if _may_stay_float(layer, layers):
         ways.append(
-            f"--keep-float {shlex.quote(layer.source)}"
-            if layer.source
+            f"--keep-float {shlex.quote(layer.keep)}"
+            if layer.keep
             else "--keep-float LAYER, by the name that quarl-edge inspect SOURCE lists it under"
         )
     return f"export it again: {', or '.join(ways)}" if ways else "--scheme float16 computes it in float"
