@@ -141,7 +141,7 @@ def test_unwritable_targets_fail_before_the_conversion(tmp_path, checkpoint, mon
 
 
 def test_a_file_that_computes_something_else_is_not_written(tmp_path, checkpoint, monkeypatch):
-    """Q09 judges a run's own file as any other: one step of its output is one too many for a dense network."""
+    """Q09 judges a run's own file as any other: a step of its output is one too many for a dense network."""
     real = module.int8_bytes
 
     def off_by_one(policy):
@@ -151,7 +151,7 @@ def test_a_file_that_computes_something_else_is_not_written(tmp_path, checkpoint
         return real(dataclasses.replace(policy, snapshot=moved))
 
     monkeypatch.setattr(module, "int8_bytes", off_by_one)
-    with pytest.raises(CheckFailed, match=r"^Q09 parity: at most 1 LSB off"):
+    with pytest.raises(CheckFailed, match=r"^Q09 parity: at most [12] LSB off"):
         export_policy(checkpoint, tmp_path / "model.tflite")
     assert not (tmp_path / "model.tflite").exists()
 
