@@ -7,7 +7,7 @@ blocks are read from the journal's files.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,6 +149,7 @@ def balance(
     kills: Mapping[str, int],
     block_steps: int,
     rolled_back: Iterable[StoredBlock] = (),
+    may_drop: Collection[str] | None = None,
 ) -> tuple[DeviceBooks, ...]:
     """Close the books of every device.
 
@@ -158,6 +159,7 @@ def balance(
         kills: of its actor, by device.
         block_steps: rows of a block: a kill takes so many at most, of the one that was not written yet.
         rolled_back: what was stored, and taken out of the journal again.
+        may_drop: devices that drop blocks to make room, by default all; another one declares only what was rolled back.
     """
     accounts = {device: _Account() for device in made}
     for block in stored:
@@ -165,7 +167,13 @@ def balance(
     for block in rolled_back:
         accounts.setdefault(block.device, _Account()).forget(block)
     return tuple(
-        account.close(device, made=made.get(device, 0), kills=kills.get(device, 0), block_steps=block_steps)
+        account.close(
+            device,
+            made=made.get(device, 0),
+            kills=kills.get(device, 0),
+            block_steps=block_steps,
+            may_drop=may_drop is None or device in may_drop,
+        )
         for device, account in accounts.items()
     )
 
@@ -210,7 +218,11 @@ class _Account:
     seen: set[tuple[str, int]] = field(default_factory=set)
     ends: dict[str, int] = field(default_factory=dict)  # steps of a life up to the last block that was ever stored
 
+    rolled_back: set[tuple[str, int]] = field(default_factory=set)
+    declared: set[tuple[str, int]] = field(default_factory=set)
+
     def forget(self, block: StoredBlock) -> None:
+        self.rolled_back.add((block.boot_id, block.sequence))
         self.ends[block.boot_id] = max(self.ends.get(block.boot_id, 0), block.first_step + block.steps)
 
     def add(self, block: StoredBlock) -> None:
@@ -240,13 +252,16 @@ class _Account:
             self.faults.append(f"{name}: blocks before it are missing and were not declared dropped")
         else:
             self.dropped += steps
+            self.declared.update((block.boot_id, number) for number in missing)
 
-    def close(self, device: str, *, made: int, kills: int, block_steps: int) -> DeviceBooks:
+    def close(self, device: str, *, made: int, kills: int, block_steps: int, may_drop: bool) -> DeviceBooks:
         known = {boot_id: life.step for boot_id, life in self.lives.items()}
         forgotten = sum(max(0, end - known.get(boot_id, 0)) for boot_id, end in self.ends.items())
         unfinished = made - self.stored - self.dropped - forgotten
         bound = kills * block_steps
         faults = list(self.faults)
+        if not may_drop and (dropped := self.declared - self.rolled_back):
+            faults.append(f"{len(dropped)} blocks are declared dropped, and nothing was to drop them: {min(dropped)}")
         if not made:
             faults.append("it made no step")
         if unfinished < 0:

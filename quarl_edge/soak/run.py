@@ -150,6 +150,7 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         kills={player.name: player.kills for player in stage.actors.values()},
         block_steps=config.block_steps,
         rolled_back=stage.rolled_back,
+        may_drop={config.dropper},
     )
     accounts = learner.get("account", {})
     return SoakReport(

@@ -61,7 +61,7 @@ KINDS = {
     "learner kill": Kind(hits="process", of=(LEARNER,), lasts_s=(0.2, 3.0)),
     # amount: share of what it had stored that it knows no more.
     LEARNER_RESTORED: Kind(
-        hits="process", of=(LEARNER,), lasts_s=(0.2, 3.0), amount=lambda rng: rng.uniform(0.02, 0.3)
+        hits="process", of=(LEARNER,), lasts_s=(0.2, 3.0), amount=lambda rng: rng.uniform(0.02, 0.15)
     ),
     "learner disk full": Kind(hits="process", of=(LEARNER,), lasts_s=(1.0, 4.0)),
     "actor kill": Kind(hits="process", of=(_ACTOR,), lasts_s=(0.1, 2.0)),

@@ -81,6 +81,7 @@ def decoders() -> list[Decoder]:
     """Return all of them; each call makes new ones."""
     push = golden(*sorted(path.name for path in GOLDEN.glob("push*.bin")))
     manifest, topics = golden("manifest.bin"), Topics("lab")
+    codec = BlockCodec(BLOCK_SPEC)
     any_blocks = golden(*sorted(path.name for path in GOLDEN.glob("block_*")))
     json_messages = [
         (
@@ -129,7 +130,12 @@ def decoders() -> list[Decoder]:
             seeds=manifest,
             cap_bytes=MAX_INLINE_PUSH_BYTES,
         ),
-        Decoder(name="loss", decode=read_loss, seeds=golden("lost.safetensors"), cap_bytes=None),
+        Decoder(
+            name="loss, or else a block",
+            decode=lambda data: read_loss(data) or codec.decode(data),
+            seeds=golden("lost.safetensors"),
+            cap_bytes=MAX_BLOCK_BYTES,
+        ),
         Decoder(name="block stamp", decode=read_stamp, seeds=any_blocks, cap_bytes=None),
         Decoder(
             name="block stamped anew",

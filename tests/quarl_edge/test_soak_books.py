@@ -146,6 +146,21 @@ def test_what_a_restored_learner_forgot_is_no_unfinished_block_and_bounded_by_wh
     assert "nowhere" in closed([first, second], [third], 4 * STEPS).faults[0]
 
 
+def test_an_actor_that_drops_nothing_may_declare_only_what_was_rolled_back():
+    first, second, third, fourth = life("a", 4)
+    stored_now = [first, dataclasses.replace(fourth, declared=((1, 2),))]
+
+    def faults(rolled_back, may_drop):
+        [books] = balance(
+            stored_now, made={"pi": 4 * STEPS}, kills={"pi": 0}, block_steps=STEPS, rolled_back=rolled_back,
+            may_drop=may_drop,
+        )  # fmt: skip
+        return books.faults
+
+    assert faults([], {"pi"}) == faults([], None) == faults([second, third], {"other"}) == ()
+    assert "1 blocks are declared dropped, and nothing was to drop them" in faults([second], {"other"})[0]
+
+
 def test_a_journal_is_rolled_back_by_its_newest_records(tmp_path):
     blocks = [payload([n + 1], sequence=n, first_step=n) for n in range(10)]
     assert len(stored(tmp_path, *blocks)) == 10

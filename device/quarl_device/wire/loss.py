@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from quarl_device.errors import PayloadRefused
 from quarl_device.wire.block_stamp import METADATA_MARK, Stamp, head_of, read_stamp
+from quarl_device.wire.limits import MAX_BLOCK_BYTES, check_incoming
 
 _BEGINNING = b"{" + METADATA_MARK
 
@@ -42,8 +43,9 @@ def read_loss(payload: bytes) -> Stamp | None:
     """Return what an untrusted payload says to be lost, `None` where it is to be a block.
 
     Raises:
-        PayloadRefused: it has no rows, and does not hold.
+        PayloadRefused: it is over the cap of a block, or has no rows and does not hold.
     """
+    check_incoming(len(payload), MAX_BLOCK_BYTES, what="block")
     if not payload.startswith(_BEGINNING, 8):
         return None
     stamp = read_stamp(payload)
