@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 
 from quarl_device.environments import spaces_to_specs
@@ -26,7 +27,10 @@ from quarl_edge.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-CARTPOLE = read_policy_path(Path(__file__).parent.parent / "data" / "cartpole.tflite")
+CARTPOLE, PENDULUM = (
+    read_policy_path(Path(__file__).parent.parent / "data" / f"{name}.tflite") for name in ("cartpole", "pendulum")
+)
+EXPLORATION = {"CartPole-v1": Exploration(values=(0.1,)), "Pendulum-v1": Exploration(kind="gaussian", values=(0.2,))}
 USERS = {"learner": "one", "a": "two"}
 FORBIDDEN = re.compile(r"tensorflow|tf_keras|/keras/|torch|amqtt", re.IGNORECASE)
 
@@ -41,9 +45,10 @@ def eventually(condition, what, timeout_s=15.0):
 class Learner:
     """Births, one push, and an ack for every block."""
 
-    def __init__(self, broker, fleet):
+    def __init__(self, broker, fleet, file=CARTPOLE, **birth):
+        self.file, self.birth, self.env_id = file, birth, file.contract.env_id
         self.topics, self.key, self.epoch = Topics(fleet), LearnerKey.generate(), int(time.time())
-        env = gymnasium.make("CartPole-v1")
+        env = gymnasium.make(self.env_id)
         self.specs = spaces_to_specs(env.observation_space, env.action_space)
         self.codec = BlockCodec(BlockSpec(observations=self.specs[0], action=self.specs[1]))
         self.blocks, self.states = [], []
@@ -53,16 +58,21 @@ class Learner:
         self.link.connect(timeout_s=10.0)
 
     def serve(self):
-        birth = LearnerBirth(
-            status="online", epoch=self.epoch, env_id="CartPole-v1", algorithm="dqn", observations=self.specs[0],
-            action=self.specs[1], public_key=self.key.public.hex, mode="async", seed=1, block_steps=64, version="1",
-        )  # fmt: skip
-        header = PushHeader(
-            epoch=self.epoch, version=1, env_steps=0, sha256=CARTPOLE.sha256, exploration=Exploration(values=(0.1,)),
-            golden_outputs=dict(CARTPOLE.golden.outputs), lsb=dict(CARTPOLE.golden.lsb),
-        )  # fmt: skip
+        birth = LearnerBirth(**{
+            "status": "online", "epoch": self.epoch, "env_id": self.env_id, "algorithm": "dqn", "mode": "async",
+            "observations": self.specs[0], "action": self.specs[1], "public_key": self.key.public.hex, "seed": 1,
+            "block_steps": 64, "version": "1", **self.birth,
+        })  # fmt: skip
         self.link.publish(self.topics.learner, birth.encode(), retain=True)
-        self.link.publish(self.topics.policy, encode_push(header, CARTPOLE.data, self.key.sign), retain=True)
+        self.push(1)
+
+    def push(self, version):
+        golden = self.file.golden
+        header = PushHeader(
+            epoch=self.epoch, version=version, env_steps=0, sha256=self.file.sha256,
+            exploration=EXPLORATION[self.env_id], golden_outputs=dict(golden.outputs), lsb=dict(golden.lsb),
+        )  # fmt: skip
+        self.link.publish(self.topics.policy, encode_push(header, self.file.data, self.key.sign), retain=True)
 
     def _on_state(self, message):
         if not message.payload:
@@ -93,7 +103,7 @@ def broker():
 @pytest.fixture
 def learner(broker, request):
     # A fleet per test: nothing that another test retained is seen.
-    one = Learner(broker, "f" + str(abs(hash(request.node.name)) % 10**8))
+    one = Learner(broker, "f" + str(abs(hash(request.node.name)) % 10**8), **getattr(request, "param", {}))
     one.serve()
     yield one
     for topic in (one.topics.learner, one.topics.policy, one.topics.state("a")):
@@ -144,6 +154,25 @@ def test_it_acts_small_without_tensorflow_and_ends_cleanly(learner, start, tmp_p
     assert "INFO:" not in err, "the runtime's greeting"
     assert "Traceback" not in err
     assert USERS["a"] not in err + out
+
+
+@pytest.mark.parametrize("envs", [1, 4])
+@pytest.mark.parametrize(
+    "learner", [{"file": PENDULUM, "mode": "rounds", "round_steps": 96}], indirect=True, ids=["box"]
+)
+def test_rounds_in_a_box_with_noise_drawn_by_the_process(learner, start, envs):
+    start("--envs", str(envs))
+    for version in (1, 2):
+        eventually(lambda: learner.states and learner.states[-1].blocked == "waiting for the next policy", "it waits")
+        eventually(lambda: sum(b.num_steps for b in learner.blocks) == 96 * version, "a round")  # noqa: B023
+        learner.states.clear()
+        learner.push(version + 1)
+    actions = np.concatenate([block.action for block in learner.blocks])
+    assert (actions.dtype, actions.shape[1:]) == (np.float32, (envs, 1))
+    assert (np.abs(actions) <= 2).all()
+    assert len(np.unique(actions)) > 96
+    versions = np.concatenate([block.policy_version for block in learner.blocks])
+    assert versions[:192].tolist() == [1] * 96 + [2] * 96
 
 
 def test_interrupt_ends_it_too(learner, start):
