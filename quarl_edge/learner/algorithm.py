@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_device.wire.push import Exploration
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -39,6 +40,9 @@ class Algorithm(Protocol):
         Returns:
             Scalars to log, means over the K steps.
         """
+
+    def exploration(self, env_steps: int) -> Exploration:
+        """Return how actors explore with the policy as it is after `env_steps` environment steps."""
 
     def set_normalizer(self, offset: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
         """Normalise observations as ``(observation - offset) * scale``, float32[n], in every network that sees them."""

@@ -17,7 +17,6 @@ from quarl_device.errors import (
     QuarlError,
     TrainingStalled,
 )
-from quarl_device.wire.push import Exploration
 from quarl_edge.learner.account import SessionAccount
 from quarl_edge.learner.gate import PushGate
 from quarl_edge.learner.parts import Parts, Progression
@@ -182,7 +181,7 @@ class TrainingLoop:
             parts.algorithm.policy.snapshot,
             version=progression.version,
             env_steps=env_steps,
-            exploration=Exploration(kind="epsilon", values=(self._config.epsilon(env_steps),)),
+            exploration=parts.algorithm.exploration(env_steps),
             normalizer_version=progression.normalizer_version,
             reset=self._config.lockstep and progression.reset_due,
         )

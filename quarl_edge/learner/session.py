@@ -23,13 +23,13 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.limits import WIRE_VERSION
 from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.topics import Topics
+from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.checkpoint import Checkpoint
 from quarl_edge.config import TrainConfig
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.blobs import BlobServer
-from quarl_edge.learner.dqn import Dqn
 from quarl_edge.learner.keeper import Keeper, better, judged_from_json, kept_judgement
 from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink
@@ -127,6 +127,7 @@ class Session:
             config.check_kernels("tflite-2.14")
         task = look_at(config)
         self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
+        self._head = ALGORITHMS[config.algorithm].heads[task.action.kind]
 
     def train(self, actors: ActorProcesses | None) -> TrainResult:
         """Train to the end.
@@ -266,12 +267,13 @@ class Session:
             activation_bits=self._config.activation_bits,
             head_output=cast(HeadOutput, self._config.head_output),
             range_decay=self._config.range_decay,
-            center_q=self._config.center_q,
+            center_q=getattr(self._config, "center_q", False),
         )
         return NetworkSpec(
             observations=(self._observation,),
             action=self._action,
             hidden=self._config.hidden,
+            head=self._head,
             quantization=quantization,
         )
 
@@ -282,7 +284,7 @@ class Session:
         self._stop_if_asked()
         if self._checkpoint is None:
             normalizer.begin(policy)
-        algorithm: Algorithm = Dqn(config, policy)
+        algorithm = ALGORITHMS[config.algorithm].build(config, policy)
         if self._checkpoint is not None:
             algorithm.restore(self._checkpoint.arrays["algorithm"])
             if self._checkpoint.state["progression"]["normalizer_version"]:
@@ -303,7 +305,7 @@ class Session:
             algorithm=self._config.algorithm,
             scheme="int8",
             observations=(self._observation,),
-            head=Head(kind="q_values", outputs={"q_values": ""}),
+            head=Head(kind=self._head, outputs={self._head: ""}),
             action=self._action,
         )
 

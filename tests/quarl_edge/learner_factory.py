@@ -3,7 +3,7 @@
 import numpy as np
 
 from quarl_device.contract import ActionSpec, Head, ObservationSpec, PolicyContract
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.replay.transitions import Batch
 from quarl_export.networks import NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy

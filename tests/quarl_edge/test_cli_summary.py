@@ -12,7 +12,7 @@ from quarl_edge.cli.summary import audit_rows, refused_rows, selection
 from quarl_edge.cli.train import _rows as train_rows
 from quarl_edge.cli.train import _show as show_run
 from quarl_edge.cli.train import _summary
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.local.evaluator import Judged
 from quarl_edge.runs import RunDirectory

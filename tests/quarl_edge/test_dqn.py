@@ -5,7 +5,7 @@ import pytest
 from learner_factory import CONTRACT, batch, config, policy
 
 from quarl_device.errors import CheckpointError
-from quarl_edge.learner.dqn import Dqn
+from quarl_edge.algorithms.dqn.learner import Dqn
 from quarl_edge.replay.transitions import Batch
 from quarl_export.file_runner import run_file
 from quarl_export.qat_template import QatTemplate

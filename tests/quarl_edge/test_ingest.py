@@ -16,7 +16,7 @@ from quarl_device.contract import ObservationSpec
 from quarl_device.errors import JournalError, UnsupportedSpace, UsageError
 from quarl_device.wire.block import BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES
-from quarl_edge.config import TrainConfig
+from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.ingest.ingest import MAX_AHEAD, Ingest
 from quarl_edge.ingest.sessions import SessionTable, Verdict
 from quarl_edge.replay.buffer import ReplayBuffer
@@ -25,7 +25,7 @@ from quarl_edge.replay.limiter import SampleToInsertRatio, default_error_buffer,
 from quarl_edge.replay.nstep import NStepAssembler
 
 ACCEPT = Verdict.ACCEPT
-CONFIG = TrainConfig(
+CONFIG = DqnConfig(
     env_id="CartPole-v1",
     block_steps=8,
     batch_size=4,

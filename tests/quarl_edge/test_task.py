@@ -7,7 +7,7 @@ import re
 import pytest
 
 from quarl_device.errors import UnsupportedSpace, UsageError
-from quarl_edge.config import make_config, preset_names
+from quarl_edge.configure import make_config, preset_names
 from quarl_edge.task import look_at
 
 

@@ -19,7 +19,7 @@ from quarl_device.errors import (
 )
 from quarl_device.evaluate import Evaluation
 from quarl_device.wire.learner_telemetry import LearnerTelemetry
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.flow.lag import PolicyLag
 from quarl_edge.learner import account
 from quarl_edge.learner import loop as module

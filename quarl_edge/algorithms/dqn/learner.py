@@ -16,9 +16,9 @@ import tensorflow as tf
 import tf_keras
 from numpy.typing import NDArray
 
-from quarl_device.errors import CheckpointError
-from quarl_edge.config import TrainConfig
-from quarl_edge.learner import losses
+from quarl_device.wire.push import Exploration
+from quarl_edge.algorithms.dqn import DqnConfig
+from quarl_edge.learner import losses, variables
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -33,7 +33,7 @@ class Dqn:
         policy: the online network, which acts and is exported.
     """
 
-    def __init__(self, config: TrainConfig, policy: QatPolicy) -> None:
+    def __init__(self, config: DqnConfig, policy: QatPolicy) -> None:
         self._config = config
         self.policy = policy
         self._target = policy.clone()
@@ -89,15 +89,15 @@ class Dqn:
             target = losses.double_q_learning_target(reward, discount, next_q, next_online)
         else:
             target = losses.q_learning_target(reward, discount, next_q)
-        variables = self.policy.trainable_variables
+        weights = self.policy.trainable_variables
         with tf.GradientTape() as tape:
             q_values = self.policy.model(observation, training=True)
             error = target - losses.select(q_values, action)
             loss = tf.reduce_mean(losses.huber(error, config.huber_delta))
-        gradients = tape.gradient(loss, variables)
+        gradients = tape.gradient(loss, weights)
         if config.max_grad_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, config.max_grad_norm)
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self._optimizer.apply_gradients(zip(gradients, weights, strict=True))
         if config.target_tau:
             self._blend_target(config.target_tau)
         return loss, tf.reduce_mean(q_values), tf.reduce_mean(tf.abs(error))
@@ -116,22 +116,17 @@ class Dqn:
         for network in (self.policy, self._target):
             network.set_normalizer(offset, scale)
 
+    def exploration(self, env_steps: int) -> Exploration:
+        """Return epsilon for the actors; see `Algorithm.exploration`."""
+        return Exploration(kind="epsilon", values=(self._config.epsilon(env_steps),))
+
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return every variable by a stable name; see `Algorithm.arrays`."""
-        return {name: variable.numpy() for name, variable in self._named().items()}
+        return variables.read(self._named())
 
     def restore(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Set every variable from `arrays`; see `Algorithm.restore`."""
-        named = self._named()
-        if set(named) != set(arrays):
-            missing, unknown = sorted(set(named) - set(arrays)), sorted(set(arrays) - set(named))
-            raise CheckpointError(f"checkpoint of another network: missing {missing[:3]}, unknown {unknown[:3]}")
-        for name, variable in named.items():
-            if tuple(variable.shape) != arrays[name].shape:
-                raise CheckpointError(
-                    f"checkpoint of another network: {name} has shape {arrays[name].shape}, not {tuple(variable.shape)}"
-                )
-            variable.assign(arrays[name])
+        variables.restore(self._named(), arrays)
 
     def _named(self) -> dict[str, Any]:
         groups = {
@@ -139,5 +134,4 @@ class Dqn:
             "target": self._target.variables,
             "optimizer": self._optimizer.variables,
         }
-        named = {f"{group}/{i:03d}": v for group, members in groups.items() for i, v in enumerate(members)}
-        return {**named, "updates": self._updates}
+        return variables.named(groups, updates=self._updates)
