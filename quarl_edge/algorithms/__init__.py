@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.contract import HeadKind
+from quarl_edge.algorithms.a2c import A2cConfig
 from quarl_edge.algorithms.d4pg import D4pgConfig
 from quarl_edge.algorithms.ddpg import DdpgConfig
 from quarl_edge.algorithms.dqn import DqnConfig
+from quarl_edge.algorithms.ppo import PpoConfig
 from quarl_edge.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -58,12 +60,26 @@ def _ddpg(config: DdpgConfig, policy: QatPolicy) -> Algorithm:
     return Ddpg(config, policy)
 
 
+def _a2c(config: A2cConfig, policy: QatPolicy) -> Algorithm:
+    from quarl_edge.algorithms.a2c.learner import A2c
+
+    return A2c(config, policy)
+
+
+def _ppo(config: PpoConfig, policy: QatPolicy) -> Algorithm:
+    from quarl_edge.algorithms.ppo.learner import Ppo
+
+    return Ppo(config, policy)
+
+
 ALGORITHMS: Mapping[str, AlgorithmInfo] = {
     info.name: info
     for info in (
         AlgorithmInfo(config=DqnConfig, heads={"discrete": "q_values"}, build=_dqn),
         AlgorithmInfo(config=D4pgConfig, heads={"box": "action"}, build=_d4pg),
         AlgorithmInfo(config=DdpgConfig, heads={"box": "action"}, build=_ddpg),
+        AlgorithmInfo(config=PpoConfig, heads={"discrete": "logits", "box": "gaussian"}, build=_ppo),
+        AlgorithmInfo(config=A2cConfig, heads={"discrete": "logits", "box": "gaussian"}, build=_a2c),
     )
 }
 
