@@ -22,6 +22,8 @@ class ReplayConfig(TrainConfig):
         learning_starts: transitions in replay before the first update.
         replay_capacity: transitions.
         n_step: rewards per transition.
+        priority_exponent: alpha: transitions are drawn in proportion to their error to this power; 0: uniformly.
+        importance_exponent: beta: how much of that the loss corrects, 0 for nothing, 1 for all.
         target_period_updates: gradient steps between copies to the target networks, whole calls; 0: never.
         target_tau: weight of the online networks in the target, per gradient step; 0: no averaging.
     """
@@ -32,6 +34,8 @@ class ReplayConfig(TrainConfig):
     learning_starts: int = spec(1_000, 1, 10**9)
     replay_capacity: int = spec(100_000, 1, 10**9)
     n_step: int = spec(1, 1, 100)
+    priority_exponent: float = spec(0.0, 0, 1)
+    importance_exponent: float = spec(0.4, 0, 1)
     target_period_updates: int = spec(128, 0, 10**9)
     target_tau: float = spec(0.0, 0, 1)
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quarl_device.wire.block import Block, BlockSpec
 from quarl_edge.config import ReplayConfig, RolloutConfig, TrainConfig
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.limiter import SampleToInsertRatio, default_error_buffer
 from quarl_edge.replay.nstep import NStepAssembler
+from quarl_edge.replay.priorities import Priorities
 from quarl_edge.replay.rollouts import Rollout, RolloutStore
 from quarl_edge.replay.transitions import Array, Batch, single_observation
 
@@ -55,6 +59,10 @@ class Experience(Protocol):
 
     def take(self) -> Any:
         """Return what that call learns from: a `Batch` or a `Rollout`."""
+        ...
+
+    def learned(self, taken: Any, errors: NDArray[np.float32] | None) -> None:
+        """Note the errors of what was taken, [K, B], where the algorithm has any."""
         ...
 
     def begin(self, epoch: int, version: int) -> None:
@@ -124,7 +132,13 @@ class ReplayExperience:
             config.samples_per_insert, config.learning_starts, buffer, insert_unit=unit, sample_unit=samples
         )
         return cls(
-            ReplayBuffer(config.replay_capacity, observation=observation, action=spec.action, seed=config.seed),
+            ReplayBuffer(
+                config.replay_capacity,
+                observation=observation,
+                action=spec.action,
+                seed=config.seed,
+                priorities=_priorities(config),
+            ),
             NStepAssembler(config.n_step, config.discount, key=observation.key),
             limiter,
             updates_per_call=config.updates_per_call,
@@ -174,6 +188,11 @@ class ReplayExperience:
         batch = self.replay.sample(*self._shape)
         self.limiter.sample(self._shape[0] * self._shape[1])
         return batch
+
+    def learned(self, taken: Batch, errors: NDArray[np.float32] | None) -> None:
+        """See `Experience.learned`."""
+        if errors is not None:
+            self.replay.learned(taken, errors)
 
     def begin(self, epoch: int, version: int) -> None:
         """Do nothing: replay takes what any policy did."""
@@ -262,6 +281,9 @@ class RoundExperience:
         self.samples += self._last.steps
         return self._last
 
+    def learned(self, taken: Rollout, errors: NDArray[np.float32] | None) -> None:
+        """Do nothing: a round is used once."""
+
     def begin(self, epoch: int, version: int) -> None:
         """Open the version's round."""
         self.store.begin(epoch, version)
@@ -288,6 +310,14 @@ class RoundExperience:
     def restore(self, state: dict[str, Any]) -> None:
         """See `Experience.restore`."""
         self.samples = int(state["samples"])
+
+
+def _priorities(config: ReplayConfig) -> Priorities | None:
+    if not config.priority_exponent:
+        return None
+    return Priorities(
+        config.replay_capacity, exponent=config.priority_exponent, correction=config.importance_exponent
+    )
 
 
 def make_experience(config: TrainConfig, spec: BlockSpec, *, unit: int) -> ReplayExperience | RoundExperience:

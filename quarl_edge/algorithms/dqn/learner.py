@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from quarl_device.wire.push import Exploration
 from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.learner import losses, variables
+from quarl_edge.learner.algorithm import Learned
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -52,33 +53,39 @@ class Dqn:
         observation = np.zeros((steps, size, *spec.shape), spec.dtype)
         zeros = np.zeros((steps, size), np.float32)
         action = np.zeros((steps, size), self.policy.spec.action.dtype)
-        self._fused(observation, action, zeros, zeros, observation)
+        self._fused(observation, action, zeros, zeros, observation, zeros)
         self._copy()
         self.restore(before)
 
-    def update(self, batch: Batch) -> dict[str, float]:
+    def update(self, batch: Batch) -> Learned:
         """Run K fused gradient steps; see `Algorithm.update`."""
         steps = batch.reward.shape[0]
-        loss, q_mean, error = self._fused(
-            batch.observation, batch.action, batch.reward, batch.discount, batch.next_observation
+        loss, q_mean, errors = self._fused(
+            batch.observation, batch.action, batch.reward, batch.discount, batch.next_observation, batch.weight
         )
         period = self._config.target_period_updates
         if period and int(self._updates) % period < steps:
             self._copy()
-        return {"loss": float(loss), "q_mean": float(q_mean), "td_error": float(error)}
+        sizes = errors.numpy()
+        metrics = {"loss": float(loss), "q_mean": float(q_mean), "td_error": float(np.abs(sizes).mean())}
+        return Learned(steps=steps, metrics=metrics, errors=sizes)
 
-    def _run(self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor) -> Tensor:
+    def _run(
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
+    ) -> Tensor:
         steps = tf.shape(reward)[0]
-        totals = (tf.zeros(()), tf.zeros(()), tf.zeros(()))
+        loss, q_mean = tf.zeros(()), tf.zeros(())
+        errors = tf.TensorArray(tf.float32, steps, element_shape=reward.shape[1:])
         indices: Any = tf.range(steps)  # a loop in the graph
         for k in indices:
-            parts = self._step(observation[k], action[k], reward[k], discount[k], after[k])
-            totals = tuple(total + part for total, part in zip(totals, parts, strict=True))
+            batch = (array[k] for array in (observation, action, reward, discount, after, weight))
+            step_loss, step_q, error = self._step(*batch)
+            loss, q_mean, errors = loss + step_loss, q_mean + step_q, errors.write(k, error)
         self._updates.assign_add(tf.cast(steps, tf.int64))
-        return [total / tf.cast(steps, tf.float32) for total in totals]
+        return loss / tf.cast(steps, tf.float32), q_mean / tf.cast(steps, tf.float32), errors.stack()
 
     def _step(
-        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         config = self._config
         observation, after = tf.cast(observation, tf.float32), tf.cast(after, tf.float32)
@@ -93,14 +100,14 @@ class Dqn:
         with tf.GradientTape() as tape:
             q_values = self.policy.model(observation, training=True)
             error = target - losses.select(q_values, action)
-            loss = tf.reduce_mean(losses.huber(error, config.huber_delta))
+            loss = tf.reduce_mean(weight * losses.huber(error, config.huber_delta))
         gradients = tape.gradient(loss, weights)
         if config.max_grad_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, config.max_grad_norm)
         self._optimizer.apply_gradients(zip(gradients, weights, strict=True))
         if config.target_tau:
             self._blend_target(config.target_tau)
-        return loss, tf.reduce_mean(q_values), tf.reduce_mean(tf.abs(error))
+        return loss, tf.reduce_mean(q_values), error
 
     def _blend_target(self, tau: float) -> None:
         """Polyak-average the weights; ranges are copied, since an average of two ranges fits neither network."""
