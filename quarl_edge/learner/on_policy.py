@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from quarl_device.wire.push import Exploration
 from quarl_edge.config import RolloutConfig
 from quarl_edge.learner import losses, variables
+from quarl_edge.learner.algorithm import Learned
 from quarl_edge.learner.networks import FloatNetwork
 from quarl_edge.replay.rollouts import Rollout
 from quarl_export.qat import QatPolicy
@@ -61,7 +62,7 @@ class OnPolicyActorCritic(ABC):
     def compile(self) -> None:
         """Do nothing: a round's size is known when the first one is whole, and no actor waits for compilation."""
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
+    def update(self, rollout: Rollout) -> Learned:
         """Learn from one round: `epochs` passes of `minibatches` fused gradient steps each."""
         config = self._config
         flat = {name: _flat(getattr(rollout, name)) for name in ("observation", "action")}
@@ -82,7 +83,8 @@ class OnPolicyActorCritic(ABC):
             flat["observation"], acted, _flat(rollout.extra["log_prob"]), advantage, returns, order.astype(np.int32)
         )
         names = ("policy_loss", "value_loss", "entropy", "ratio_error")
-        return {name: float(value) for name, value in zip(names, found, strict=True)}
+        metrics = {name: float(value) for name, value in zip(names, found, strict=True)}
+        return Learned(steps=len(order), metrics=metrics)
 
     def exploration(self, env_steps: int) -> Exploration:
         """Return how actors sample; see `Algorithm.exploration`."""

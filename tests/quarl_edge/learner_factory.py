@@ -37,4 +37,6 @@ def batch(steps=4, size=5, seed=0):
         reward=rng.normal(size=(steps, size)).astype(np.float32),
         discount=np.full((steps, size), 0.9, np.float32),
         next_observation=observation + np.float32(0.1),
+        place=np.zeros((steps, size), np.int64),
+        weight=np.ones((steps, size), np.float32),
     )

@@ -31,7 +31,10 @@ class D4pg(DeterministicActorCritic):
         """Return the mean of the distribution."""
         return losses.categorical_mean(output, self._atoms)
 
-    def critic_loss(self, output: Tensor, reward: Tensor, discount: Tensor, next_output: Tensor) -> Tensor:
-        """Return the cross entropy to the projected target distribution."""
+    def critic_loss(
+        self, output: Tensor, reward: Tensor, discount: Tensor, next_output: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the cross entropy to the projected target distribution, which is the error too."""
         target = losses.project(reward, discount, tf.nn.softmax(next_output), self._atoms)
-        return losses.categorical_cross_entropy(target, output)
+        loss = losses.categorical_cross_entropy(target, output)
+        return loss, loss

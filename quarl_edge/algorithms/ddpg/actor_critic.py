@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from quarl_device.wire.push import Exploration
 from quarl_edge.algorithms.ddpg import DeterministicConfig
 from quarl_edge.learner import losses, variables
+from quarl_edge.learner.algorithm import Learned
 from quarl_edge.learner.networks import FloatNetwork
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
@@ -61,8 +62,10 @@ class DeterministicActorCritic(ABC):
         """Return the expected return, float32[B], of the critic's outputs float32[B, outputs]."""
 
     @abstractmethod
-    def critic_loss(self, output: Tensor, reward: Tensor, discount: Tensor, next_output: Tensor) -> Tensor:
-        """Return the loss of each transition, float32[B]; `next_output` is the target critic's."""
+    def critic_loss(
+        self, output: Tensor, reward: Tensor, discount: Tensor, next_output: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return loss and error of each transition, float32[B] each; `next_output` is the target critic's."""
 
     # -- the seam ------------------------------------------------------------------------------------------------------
 
@@ -74,20 +77,21 @@ class DeterministicActorCritic(ABC):
         observation = np.zeros((*lead, *seen.shape), seen.dtype)
         zeros = np.zeros(lead, np.float32)
         action = np.zeros((*lead, *self.policy.spec.action.shape), np.float32)
-        self._fused(observation, action, zeros, zeros, observation)
+        self._fused(observation, action, zeros, zeros, observation, zeros)
         self._copy()
         self.restore(before)
 
-    def update(self, batch: Batch) -> dict[str, float]:
+    def update(self, batch: Batch) -> Learned:
         """Run K fused gradient steps; see `Algorithm.update`."""
         steps = batch.reward.shape[0]
-        critic_loss, value, slope = self._fused(
-            batch.observation, batch.action, batch.reward, batch.discount, batch.next_observation
+        critic_loss, value, slope, errors = self._fused(
+            batch.observation, batch.action, batch.reward, batch.discount, batch.next_observation, batch.weight
         )
         period = self._config.target_period_updates
         if period and int(self._updates) % period < steps:
             self._copy()
-        return {"critic_loss": float(critic_loss), "q_mean": float(value), "action_gradient": float(slope)}
+        metrics = {"critic_loss": float(critic_loss), "q_mean": float(value), "action_gradient": float(slope)}
+        return Learned(steps=steps, metrics=metrics, errors=errors.numpy())
 
     def exploration(self, env_steps: int) -> Exploration:
         """Return the noise's sigma for the actors; see `Algorithm.exploration`."""
@@ -121,38 +125,43 @@ class DeterministicActorCritic(ABC):
 
     # -- one call ------------------------------------------------------------------------------------------------------
 
-    def _run(self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor) -> Tensor:
+    def _run(
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
+    ) -> Tensor:
         steps = tf.shape(reward)[0]
         totals = (tf.zeros(()), tf.zeros(()), tf.zeros(()))
+        errors = tf.TensorArray(tf.float32, steps, element_shape=reward.shape[1:])
         indices: Any = tf.range(steps)  # a loop in the graph
         for k in indices:
-            parts = self._step(observation[k], action[k], reward[k], discount[k], after[k])
+            batch = (array[k] for array in (observation, action, reward, discount, after, weight))
+            *parts, error = self._step(*batch)
             totals = tuple(total + part for total, part in zip(totals, parts, strict=True))
+            errors = errors.write(k, error)
         self._updates.assign_add(tf.cast(steps, tf.int64))
-        return [total / tf.cast(steps, tf.float32) for total in totals]
+        return [*(total / tf.cast(steps, tf.float32) for total in totals), errors.stack()]
 
     def _step(
-        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         observation, after = tf.cast(observation, tf.float32), tf.cast(after, tf.float32)
-        size = tf.shape(self._half)[0]
-        done = (tf.reshape(action, (-1, size)) - self._middle) / self._half
-        loss = self._step_critic(observation, done, reward * self._config.reward_scale, discount, after)
+        done = (tf.reshape(action, (-1, self._half.shape[0])) - self._middle) / self._half
+        reward = reward * self._config.reward_scale
+        loss, error = self._step_critic(observation, done, reward, discount, after, weight)
         value, slope = self._step_policy(observation)
         if self._config.target_tau:
             self._blend_targets(self._config.target_tau)
-        return loss, value, slope
+        return loss, value, slope, error
 
     def _step_critic(
-        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor
-    ) -> Tensor:
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
         next_output = self._target_critic(after, self._target.model(after, training=False))
         weights = self._critic.trainable_variables
         with tf.GradientTape() as tape:
-            output = self._critic(observation, action)
-            loss = tf.reduce_mean(self.critic_loss(output, reward, discount, next_output))
+            each, error = self.critic_loss(self._critic(observation, action), reward, discount, next_output)
+            loss = tf.reduce_mean(weight * each)
         self._apply(self._critic_optimizer, tape.gradient(loss, weights), weights)
-        return loss
+        return loss, error
 
     def _step_policy(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.policy.trainable_variables

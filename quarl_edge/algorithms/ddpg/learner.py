@@ -29,7 +29,9 @@ class Ddpg(DeterministicActorCritic):
         """Return the critic's number."""
         return output[:, 0]
 
-    def critic_loss(self, output: Tensor, reward: Tensor, discount: Tensor, next_output: Tensor) -> Tensor:
-        """Return half the squared temporal difference."""
-        target = losses.td_target(reward, discount, next_output[:, 0])
-        return 0.5 * tf.square(target - output[:, 0])
+    def critic_loss(
+        self, output: Tensor, reward: Tensor, discount: Tensor, next_output: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return half the squared temporal difference, and that itself."""
+        error = losses.td_target(reward, discount, next_output[:, 0]) - output[:, 0]
+        return 0.5 * tf.square(error), error
