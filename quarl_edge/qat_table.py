@@ -14,7 +14,8 @@ from quarl_device.errors import JournalError, NotSolved, QuarlError
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import PolicyFile, read_policy, read_policy_path
 from quarl_device.wire.keys import LearnerKey
-from quarl_edge.config import TrainConfig, make_config
+from quarl_edge.config import TrainConfig
+from quarl_edge.configure import make_config
 from quarl_edge.learner.result import StopReason
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.training import run_training

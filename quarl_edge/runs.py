@@ -28,6 +28,7 @@ from quarl_device.errors import QuarlError, RunNotFound, UsageError
 from quarl_device.files import read_capped, write_atomic
 from quarl_device.wire.limits import MAX_JSON_BYTES
 from quarl_edge.config import TrainConfig
+from quarl_edge.configure import config_from_json
 
 DEFAULT_ROOT = Path("runs")
 LEARNER_PUBLIC = "learner.pub"
@@ -107,7 +108,7 @@ class RunDirectory:
             decoded = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise RunNotFound(f"run configuration is damaged: {self.path / _CONFIG}: {error}") from None
-        return TrainConfig.from_json(decoded)
+        return config_from_json(decoded)
 
     def check_writable(self) -> None:
         """Refuse to go on with a run that cannot be written, before anything of it is read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,8 @@ from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
 from quarl_device.errors import UnsupportedSpace, UsageError
 from quarl_device.wire.block_spec import BlockSpec
 from quarl_device.wire.limits import MAX_POLICY_BYTES
-from quarl_edge.config import TrainConfig
+from quarl_edge.algorithms import ALGORITHMS, names_for
+from quarl_edge.config import ReplayConfig, TrainConfig
 
 EMBEDDED_BROKER = "embedded"
 _GOLDEN_COUNT = 8
@@ -30,7 +32,7 @@ class Task:
 
     Attributes:
         observation: the one observation key.
-        action: the discrete actions.
+        action: the action space.
         golden_observations: float32[count, n], distinct, from random play.
     """
 
@@ -50,11 +52,7 @@ def look_at(config: TrainConfig) -> Task:
     env = make_single(EnvSpec(env_id=config.env_id))
     try:
         observations, action = spaces_to_specs(env.observation_space, env.action_space)
-        if action.kind != "discrete":
-            raise UnsupportedSpace(
-                f"{config.env_id} has continuous actions; {config.algorithm} takes discrete ones",
-                hint="try CartPole-v1, Acrobot-v1, MountainCar-v0 or LunarLander-v3",
-            )
+        _check_action(config, action)
         if len(observations) != 1 or len(observations[0].shape) != 1:
             raise UnsupportedSpace(
                 f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
@@ -92,14 +90,36 @@ def check_company(config: TrainConfig, broker: str) -> None:
         )
 
 
+def _check_action(config: TrainConfig, action: ActionSpec) -> None:
+    """Refuse an algorithm that does not act in this action space, or a box without bounds."""
+    if action.kind not in ALGORITHMS[config.algorithm].heads:
+        kind, wanted = ("continuous", "discrete") if action.kind == "box" else ("discrete", "continuous")
+        others = names_for(action.kind)
+        raise UnsupportedSpace(
+            f"{config.env_id} has {kind} actions; {config.algorithm} takes {wanted} ones",
+            hint=f"--algorithm {others[0]}" if others else "",
+        )
+    if not all(math.isfinite(bound) for bound in (*action.low, *action.high)):
+        raise UnsupportedSpace(
+            f"{config.env_id} has actions without bounds; {config.algorithm} scales its outputs to them",
+            hint="wrap the environment in gymnasium.wrappers.RescaleAction or ClipAction",
+        )
+
+
+def _outputs(action: ActionSpec) -> int:
+    return action.n or math.prod(action.shape)
+
+
 def _check_size(config: TrainConfig, observation: ObservationSpec, action: ActionSpec) -> None:
     """Refuse a network that no push can carry before TensorFlow spends seconds, or its patience, on it."""
     room = MAX_POLICY_BYTES
     inputs, depth = observation.shape[0], len(config.hidden)
-    needed = _least_bytes((inputs, *config.hidden, action.n))
+    needed = _least_bytes((inputs, *config.hidden, _outputs(action)))
     if needed <= room:
         return
-    fitting = [width for width in _WIDTHS if _least_bytes((inputs, *(width,) * depth, action.n)) <= room - 1_024]
+    fitting = [
+        width for width in _WIDTHS if _least_bytes((inputs, *(width,) * depth, _outputs(action))) <= room - 1_024
+    ]
     raise UsageError(
         f"hidden = {','.join(map(str, config.hidden))} makes a policy of at least {needed:,} bytes; a push carries at "
         f"most {room:,}",
@@ -117,13 +137,15 @@ def _check_budget(config: TrainConfig, spec: BlockSpec) -> None:
     """Refuse units so large that one of them is over the whole budget: the run would end before it has learned."""
     rows = min(config.block_steps, spec.max_steps(config.envs_per_actor))
     block = rows * config.envs_per_actor
-    call = config.updates_per_call * config.batch_size / config.samples_per_insert
     budget = f"more than the whole budget of {config.steps:,} steps"
     if block > config.steps:
         raise UsageError(
             f"a block of {rows:,} rows of {config.envs_per_actor:,} environments is {block:,} steps, {budget}",
             hint="fewer --envs-per-actor, a smaller --set block_steps=N, or more --steps",
         )
+    if not isinstance(config, ReplayConfig):
+        return
+    call = config.updates_per_call * config.batch_size / config.samples_per_insert
     if call > config.steps:
         raise UsageError(
             f"updates_per_call = {config.updates_per_call:,}: one call follows {call:,.0f} steps, {budget}",

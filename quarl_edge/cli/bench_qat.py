@@ -13,7 +13,7 @@ from quarl_edge.cli.bench import parse_seeds
 from quarl_edge.cli.demo import DEMO_ENV
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, write_json, write_line
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
 

@@ -17,7 +17,8 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, write_json, write_table
 from quarl_edge.cli.summary import audit_rows, milliseconds, selection
-from quarl_edge.config import TrainConfig, make_config
+from quarl_edge.config import TrainConfig
+from quarl_edge.configure import make_config
 from quarl_edge.extras import require_learner
 from quarl_edge.learner.result import TrainResult
 from quarl_edge.machine import describe_machine

@@ -8,7 +8,8 @@ from typing import Any
 
 from quarl_device.errors import CheckpointError, UsageError
 from quarl_edge.checkpoint import env_steps_of, latest
-from quarl_edge.config import TrainConfig, parse_setting, read_preset
+from quarl_edge.config import TrainConfig
+from quarl_edge.configure import parse_setting, read_preset
 from quarl_edge.runs import RunDirectory
 
 # What was learned under other settings may not change; where to stop may.
@@ -41,7 +42,7 @@ def resumed_config(
     """
     stored = directory.config
     changes: dict[str, Any] = {}
-    for said, name, value in _wishes(env, algorithm, preset, asked, settings):
+    for said, name, value in _wishes(stored, env, algorithm, preset, asked, settings):
         found = getattr(stored, name)
         if name in _CHANGEABLE:
             if not said.startswith("--preset"):
@@ -79,19 +80,19 @@ def next_budget(done: int, usual: int) -> int:
 
 
 def _wishes(
-    env: str, algorithm: str, preset: str, asked: Mapping[str, Any], settings: Sequence[str]
+    stored: TrainConfig, env: str, algorithm: str, preset: str, asked: Mapping[str, Any], settings: Sequence[str]
 ) -> Iterator[tuple[str, str, Any]]:
     """Yield (what was said, field, value) for all that the command line asks for."""
     if env:
         yield f"the argument {env}", "env_id", env
     if algorithm:
         yield f"--algorithm {algorithm}", "algorithm", algorithm
-    for name, value in read_preset(preset).items() if preset else ():
+    for name, value in read_preset(preset, stored.algorithm).items() if preset else ():
         yield f"--preset {preset}", name, value
     for name, value in asked.items():
         yield f"--{name.replace('_', '-')}", name, value
     for text in settings:
-        name, value = parse_setting(text)
+        name, value = parse_setting(text, type(stored))
         yield f"--set {name}", name, value
 
 

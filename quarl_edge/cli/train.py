@@ -22,7 +22,8 @@ from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
 from quarl_edge.cli.resume import next_budget, resumed_config
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
-from quarl_edge.config import ALGORITHMS, TrainConfig, make_config
+from quarl_edge.config import TrainConfig
+from quarl_edge.configure import make_config
 from quarl_edge.extras import require_learner, require_metrics
 from quarl_edge.flow.lag import LagBound
 from quarl_edge.learner.result import StopReason, TrainResult
@@ -183,7 +184,7 @@ def _fresh(run: Path | None, wishes: _Wishes) -> TrainConfig:
     check_registered(wishes.env)
     config = make_config(
         wishes.env,
-        algorithm=wishes.algorithm or ALGORITHMS[0],
+        algorithm=wishes.algorithm,
         preset=wishes.preset or None,
         asked=wishes.asked,
         settings=wishes.settings,

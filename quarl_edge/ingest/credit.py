@@ -14,7 +14,7 @@ one; inserts may overshoot the window by what the idle ones hold, which was room
 from __future__ import annotations
 
 from quarl_edge.ingest.sessions import SessionTable
-from quarl_edge.replay.limiter import SampleToInsertRatio
+from quarl_edge.replay.experience import Experience
 
 MAX_AHEAD = 64
 """Most blocks that a device may be ahead. Times the devices it should stay below the broker's queue per client."""
@@ -25,13 +25,13 @@ class Credit:
 
     Args:
         sessions: where credit is given.
-        limiter: gives room.
+        experience: gives room.
         block_transitions: expected size of a device's block before its first has come.
     """
 
-    def __init__(self, sessions: SessionTable, limiter: SampleToInsertRatio, *, block_transitions: int) -> None:
+    def __init__(self, sessions: SessionTable, experience: Experience, *, block_transitions: int) -> None:
         self._sessions = sessions
-        self._limiter = limiter
+        self._experience = experience
         self._default_unit = max(1, block_transitions)
         self._live: dict[str, int] = {}  # device: transitions in its blocks
         self._changed: dict[tuple[str, str], None] = {}  # (device, life) that an ack is due to
@@ -70,8 +70,8 @@ class Credit:
 
     def grant(self) -> None:
         """Give credit where room allows: to all when room may have grown, else to those with news."""
-        room = self._limiter.insert_room()
-        now = (self._limiter.samples, len(self._live))
+        room = self._experience.room()
+        now = (self._experience.samples, len(self._live))
         devices = list(self._live) if now != self._swept else self._live_with_news()
         if room <= 0 or not devices:
             return

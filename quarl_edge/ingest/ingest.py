@@ -29,10 +29,9 @@ from quarl_edge.ingest.credit import Credit
 from quarl_edge.ingest.identity import identity
 from quarl_edge.ingest.sessions import SessionTable, Verdict
 from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.experience import Experience, ReplayExperience, make_experience
 from quarl_edge.replay.journal import Journal
-from quarl_edge.replay.limiter import SampleToInsertRatio, default_error_buffer
-from quarl_edge.replay.nstep import NStepAssembler
-from quarl_edge.replay.transitions import single_observation
+from quarl_edge.replay.limiter import SampleToInsertRatio
 
 if TYPE_CHECKING:
     from quarl_edge.config import TrainConfig
@@ -91,15 +90,12 @@ class Ingest:
         spec: what blocks must carry.
         sessions: which blocks came.
         journal: belongs to the ingest from here on.
-        assembler: makes transitions.
-        replay: is sampled by the learner.
-        limiter: gives room.
+        experience: what accepted blocks become.
         block_transitions: expected size of a device's block before its first has come.
         lag: of the policies that act; bounds it.
 
     Attributes:
-        replay: see above.
-        limiter: see above.
+        experience: see above.
         sessions: see above.
         lag: see above.
         blocked: why no block can be stored, "" while the journal takes them.
@@ -112,22 +108,18 @@ class Ingest:
         *,
         sessions: SessionTable,
         journal: Journal,
-        assembler: NStepAssembler,
-        replay: ReplayBuffer,
-        limiter: SampleToInsertRatio,
+        experience: Experience,
         block_transitions: int = 1,
         lag: PolicyLag | None = None,
     ) -> None:
         self._codec = BlockCodec(spec, max_magnitude=MAX_MAGNITUDE)
         self._journal = journal
-        self._assembler = assembler
         self._lock = threading.RLock()
-        self._credit = Credit(sessions, limiter, block_transitions=block_transitions)
+        self._credit = Credit(sessions, experience, block_transitions=block_transitions)
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._checkpoints: deque[int] = deque(maxlen=_KEPT_CHECKPOINTS)
         self.sessions = sessions
-        self.replay = replay
-        self.limiter = limiter
+        self.experience = experience
         self.lag = lag or PolicyLag(epoch=sessions.epoch)
         self._losses = CappedWarnings(_LOG)
         self.blocked = ""
@@ -149,17 +141,8 @@ class Ingest:
             UsageError: the limiter could deadlock.
             JournalError: see `Journal`.
         """
-        observation = single_observation(spec.observations)
         envs = config.envs_per_actor
         unit = min(config.block_steps, spec.max_steps(envs)) * envs
-        samples = config.updates_per_call * config.batch_size
-        buffer = config.error_buffer or default_error_buffer(
-            config.samples_per_insert, insert_unit=unit, sample_unit=samples, actors=max(1, config.actors)
-        )
-        limiter = SampleToInsertRatio(
-            config.samples_per_insert, config.learning_starts, buffer, insert_unit=unit, sample_unit=samples
-        )
-        replay = ReplayBuffer(config.replay_capacity, observation=observation, action=spec.action, seed=config.seed)
         return cls(
             spec,
             sessions=SessionTable(epoch),
@@ -168,15 +151,29 @@ class Ingest:
                 segment_bytes=config.journal_segment_bytes,
                 fsync_interval_s=config.journal_fsync_interval_s,
             ),
-            assembler=NStepAssembler(config.n_step, config.discount, key=observation.key),
-            replay=replay,
-            limiter=limiter,
+            experience=make_experience(config, spec, unit=unit),
             block_transitions=unit,
             lag=PolicyLag(
                 LagBound(versions=config.max_lag_versions, steps=config.max_lag_steps, age_s=config.max_lag_s),
                 epoch=epoch,
             ),
         )
+
+    @property
+    def replay(self) -> ReplayBuffer:
+        """The replay, where experience is one; raises TypeError where it is not."""
+        return self._replay_experience.replay
+
+    @property
+    def limiter(self) -> SampleToInsertRatio:
+        """Its limiter, likewise."""
+        return self._replay_experience.limiter
+
+    @property
+    def _replay_experience(self) -> ReplayExperience:
+        if not isinstance(self.experience, ReplayExperience):
+            raise TypeError(f"a {type(self.experience).__name__} has no replay")
+        return self.experience
 
     # -- devices -----------------------------------------------------------------------------------------------------
 
@@ -279,12 +276,10 @@ class Ingest:
         return verdict
 
     def _insert(self, device: str, block: Block) -> int:
-        transitions = self._assembler.push(device, block)
-        self.replay.insert(transitions)
-        self.limiter.insert(len(transitions))
+        made = self.experience.insert(device, block)
         self._counts["blocks"] += 1
         self._counts["env_steps"] += block.transitions
-        return len(transitions)
+        return made
 
     def _pass_over(self, device: str, block: Block | Stamp, verdict: Verdict) -> None:
         self._counts["duplicates" if verdict is Verdict.DUPLICATE else "gaps"] += 1
@@ -317,8 +312,8 @@ class Ingest:
         with self._lock:
             return {
                 **self._counts,
-                "transitions": self.replay.inserted,
-                "dropped_rows": self._assembler.dropped,
+                "transitions": self.experience.inserted,
+                "dropped_rows": self.experience.dropped,
                 "lost_blocks": self.sessions.lost,
                 "lost_steps": self.sessions.lost_steps,
                 "refused": {str(code): count for code, count in self.refused.items()},
@@ -354,13 +349,13 @@ class Ingest:
         with self._lock:
             self._journal.sync()  # what came meanwhile
             if len(self._checkpoints) == _KEPT_CHECKPOINTS:
-                self._journal.trim(self._checkpoints[0] - self.replay.capacity)
+                self._journal.trim(self._checkpoints[0] - self.experience.capacity)
             yield Cut(
                 journal_position=self._journal.position,
                 env_steps=self.env_steps,
-                samples=self.limiter.samples,
+                samples=self.experience.samples,
             )
-            self._checkpoints.append(self.replay.inserted)
+            self._checkpoints.append(self.experience.inserted)
 
     def rebuild(self, *, until: int | None = None) -> Rebuilt:
         """Fill replay, sessions and counters from the journal; call it before the first `offer`.
@@ -378,12 +373,12 @@ class Ingest:
                 if number == 0:
                     self.sessions.restore(_mapping(segment.snapshot, "sessions"))
                 # What the oldest segment's first rows continue is gone with the one before it; from here it is exact.
-                self.replay.seek(segment.items)
+                self.experience.seek(segment.items)
                 self._counts = self._restored_counts(segment.snapshot)
                 for record in segment.records():
                     blocks += 1
                     transitions += self._replay_record(record.device, record.payload)
-            self.limiter.restore(inserts=self.replay.inserted, samples=self.limiter.samples)
+            self.experience.rebuilt()
             return Rebuilt(
                 blocks=blocks,
                 transitions=transitions,
@@ -430,7 +425,7 @@ class Ingest:
             self.sessions.lose(device, loss)
 
     def _segment_snapshot(self) -> tuple[int, Mapping[str, Any]]:
-        return self.replay.inserted, {"sessions": self.sessions.snapshot(), "counters": dict(self._counts)}
+        return self.experience.inserted, {"sessions": self.sessions.snapshot(), "counters": dict(self._counts)}
 
     def _restored_counts(self, snapshot: Mapping[str, Any]) -> dict[str, int]:
         counters = _mapping(snapshot, "counters")

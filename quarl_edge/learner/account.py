@@ -41,7 +41,7 @@ class SessionAccount:
         self._progression = progression
         self._first_env_steps = parts.env_steps()
         self._first_updates = progression.updates
-        self._first_samples = parts.limiter.samples
+        self._first_samples = parts.experience.samples
         self._started_s = self._last_update_s = time.monotonic()
         self._last_update_env_steps = self._first_env_steps
         self._prepare_ms: list[float] = []
@@ -66,7 +66,7 @@ class SessionAccount:
 
     def waits(self, reason: str = "") -> None:
         """Note that there is nothing to learn from now, and why: what somebody must mend first."""
-        receiver, limiter = self._parts.receiver, self._parts.limiter
+        receiver = self._parts.receiver
         if receiver.blocked:
             reason = "journal cannot be written"
         elif not receiver.connected:
@@ -74,7 +74,7 @@ class SessionAccount:
         elif not receiver.actors:
             reason = "no actors"
         elif not reason:
-            reason = "first transitions" if limiter.inserts < limiter.min_size else "samples per insert"
+            reason = self._parts.experience.waits_for()
         self._standstill.note(reason, time.monotonic())
 
     def prepared(self, pushed: Pushed) -> None:
@@ -117,8 +117,8 @@ class SessionAccount:
             pushes=self.pushes,
             pushes_held_back=self._gate.held_back,
             samples_per_insert=self._samples_per_insert(),
-            replay_size=len(parts.replay),
-            replay_capacity=parts.replay.capacity,
+            replay_size=len(parts.experience),
+            replay_capacity=parts.experience.capacity,
             blocks=counters["blocks"],
             duplicates=counters["duplicates"],
             gaps=counters["gaps"],
@@ -135,8 +135,7 @@ class SessionAccount:
 
     def _status(self, now: float, actors: int) -> Status:
         parts, config = self._parts, self._parts.config
-        call_samples = config.updates_per_call * config.batch_size
-        waits = parts.limiter.why_blocked(call_samples) if actors else "waiting for actors"
+        waits = parts.experience.why_blocked() if actors else "waiting for actors"
         return Status(
             env_steps=parts.env_steps(),
             budget_steps=config.steps,
@@ -163,12 +162,14 @@ class SessionAccount:
         if self._gate.health is not None:
             scalars["ranges/bits_lost"] = self._gate.health.bits_lost
             scalars["ranges/clipped_share"] = self._gate.health.clipped_share
-        scalars["actors/epsilon"] = self._parts.config.epsilon(env_steps)
+        exploration = self._parts.algorithm.exploration(env_steps)
+        if exploration.values:
+            scalars[f"actors/{exploration.kind}"] = float(np.mean(exploration.values))
         self._parts.metrics.write(env_steps, scalars)
 
     def _samples_per_insert(self) -> float:
         inserted = self._parts.env_steps() - self._first_env_steps
-        return (self._parts.limiter.samples - self._first_samples) / inserted if inserted else 0.0
+        return (self._parts.experience.samples - self._first_samples) / inserted if inserted else 0.0
 
     def result(self, reason: StopReason) -> TrainResult:
         """Return what the session ends with."""

@@ -10,17 +10,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from quarl_device import __version__
-from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.contract import ActionSpec, HeadKind, ObservationSpec
 from quarl_device.link import Backoff, BrokerURL, PahoLink, Will
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.limits import WIRE_VERSION
 from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.topics import Topics
-from quarl_edge.config import TrainConfig
+from quarl_edge.config import RolloutConfig, TrainConfig
 from quarl_edge.learner.claim import CLAIM_BACKOFF, claim_fleet, next_epoch
 from quarl_edge.local.access import LEARNER_NAME
 
 CONNECT_TIMEOUT_S = 10.0
+
+
+def extras_of(head: HeadKind) -> tuple[str, ...]:
+    """Return what actors send beside the step: the log probability of what a stochastic head drew, and the draw."""
+    return {"logits": ("log_prob",), "gaussian": ("log_prob", "sample")}.get(head, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +93,10 @@ class Fleet:
         return next_epoch(unix_s=time.time(), highest_seen=highest, checkpoint_epoch=checkpoint_epoch)
 
     def birth(
-        self, config: TrainConfig, *, observation: ObservationSpec, action: ActionSpec, epoch: int
+        self, config: TrainConfig, *, observation: ObservationSpec, action: ActionSpec, epoch: int, head: HeadKind
     ) -> LearnerBirth:
         """Return what the learner of `config` says of itself."""
+        in_rounds = isinstance(config, RolloutConfig)
         return LearnerBirth(
             status="online",
             epoch=epoch,
@@ -103,7 +109,9 @@ class Fleet:
             observations=(observation,),
             action=action,
             public_key=self.key.public.hex,
-            mode="lockstep" if config.lockstep else "async",
+            mode="lockstep" if config.lockstep else "rounds" if in_rounds else "async",
+            round_steps=config.round_steps if isinstance(config, RolloutConfig) else 0,
+            extras=extras_of(head),
             seed=config.seed,
             block_steps=config.block_steps,
             version=__version__,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.experience import Experience
 from quarl_export.range_health import RangeHealth, range_health
 from quarl_export.snapshot import PolicySnapshot
 
@@ -20,15 +20,15 @@ class PushGate:
     back: they carry the exploration too, and an old policy in the field is worse than an imprecise one.
 
     Args:
-        replay: gives the observations.
+        experience: gives the observations.
 
     Attributes:
         health: of the last snapshot that was judged, `None` before the first.
         held_back: pushes that did not go out.
     """
 
-    def __init__(self, replay: ReplayBuffer) -> None:
-        self._replay = replay
+    def __init__(self, experience: Experience) -> None:
+        self._experience = experience
         self._in_a_row = 0
         self.health: RangeHealth | None = None
         self.held_back = 0
@@ -56,6 +56,6 @@ class PushGate:
 
     def judge(self, snapshot: PolicySnapshot, *, updates: int) -> RangeHealth | None:
         """Measure `snapshot` without holding it back (lockstep, whose turns cannot be left out)."""
-        if updates and len(self._replay):
-            self.health = range_health(snapshot, self._replay.recent_observations(_OBSERVATIONS))
+        if updates and len(self._experience):
+            self.health = range_health(snapshot, self._experience.recent_observations(_OBSERVATIONS))
         return self.health

@@ -18,7 +18,7 @@ from quarl_edge.checkpoint import Checkpoint, latest, save_checkpoint
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.local.evaluator import Judged
-from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.experience import Experience
 from quarl_edge.runs import RunDirectory
 from quarl_export.checkpoint import load_policy, save_policy
 from quarl_export.networks import NetworkSpec
@@ -40,7 +40,7 @@ class Keeper:
         contract: goes into the policy checkpoint.
         golden_observations: likewise.
         ingest: its journal position and counters go into a checkpoint.
-        replay: its random state goes into a checkpoint.
+        experience: its random state and priorities go into a checkpoint.
         epoch: of this session.
         seed: of the run, for the policy's provenance.
 
@@ -57,7 +57,7 @@ class Keeper:
         contract: PolicyContract,
         golden_observations: Any,
         ingest: Ingest,
-        replay: ReplayBuffer,
+        experience: Experience,
         epoch: int,
         seed: int,
         best: Judged | None = None,
@@ -67,7 +67,7 @@ class Keeper:
         self._contract = contract
         self._golden = golden_observations
         self._ingest = ingest
-        self._replay = replay
+        self._experience = experience
         self._epoch = epoch
         self._seed = seed
         self.best = best
@@ -154,12 +154,13 @@ class Keeper:
                 "epoch": self._epoch,
                 "journal_position": cut.journal_position,
                 "env_steps": cut.env_steps,
-                "samples": cut.samples,
-                "replay": self._replay.random_state(),
+                **self._experience.state(),
                 # Of what is on disk: a better one that could not be written would keep others away from its place.
                 "best": _judged_to_json(self._saved),
             }
             arrays = {"algorithm": algorithm.arrays()}
+            if kept := self._experience.arrays():
+                arrays["experience"] = dict(kept)
         _check_finite(arrays["algorithm"])
         save_checkpoint(self._run.checkpoints, Checkpoint(state=state, arrays=arrays), env_steps=cut.env_steps)
         self.resumable = True

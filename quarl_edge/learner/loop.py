@@ -16,7 +16,7 @@ from quarl_device.errors import (
     QuarlError,
     TrainingStalled,
 )
-from quarl_device.wire.push import Exploration
+from quarl_edge.config import RolloutConfig
 from quarl_edge.learner.account import SessionAccount
 from quarl_edge.learner.gate import PushGate
 from quarl_edge.learner.parts import Parts, Progression
@@ -46,9 +46,9 @@ class TrainingLoop:
         self._parts = parts
         self._progression = progression
         self._config = parts.config
-        self._gate = PushGate(parts.replay)
+        self._gate = PushGate(parts.experience)
         self._account = SessionAccount(parts, progression, self._gate)
-        self._samples_per_call = parts.config.updates_per_call * parts.config.batch_size
+        self._in_rounds = isinstance(parts.config, RolloutConfig)
         self._last_publish_s = 0.0
         self._audit_owed = False
         self._unjudged = 0
@@ -103,9 +103,9 @@ class TrainingLoop:
         arrivals = self._parts.receiver.arrivals
         while (reason := self._stop_reason()) is None:
             if self._learn():
-                if self._progression.updates - self._last_push_updates >= self._config.push_period_updates:
+                if self._push_due():
                     pushed = self._prepare()
-                    if self._gate.passes(pushed.snapshot, updates=self._progression.updates):
+                    if self._may_go_out(pushed):
                         self._publish(pushed)
                         self._submit_judge(pushed)
                     else:
@@ -115,6 +115,7 @@ class TrainingLoop:
                 self._account.waits()
                 arrivals = self._parts.receiver.wait(arrivals, timeout_s=_WAIT_S)
                 self._check_stalled()
+                self._begin_round_anew()
             self._poll_judge(timeout_s=0.0)
             if self._checkpoint_due():
                 self._checkpoint_if_possible()
@@ -161,36 +162,58 @@ class TrainingLoop:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> bool:
-        """Run one fused call if the limiter allows it."""
-        config, parts = self._config, self._parts
-        samples = self._samples_per_call
-        if not parts.limiter.can_sample(samples):
+        """Run one fused call if there is experience for it."""
+        parts = self._parts
+        if not parts.experience.ready():
             return False
+        taken = parts.experience.take()
         if parts.normalizer.pending:
-            parts.normalizer.settle(parts.replay, parts.algorithm)
+            parts.normalizer.settle(parts.experience, parts.algorithm)
             self._progression.normalizer_version += 1
-        batch = parts.replay.sample(config.updates_per_call, config.batch_size)
         self._updating = True
-        losses = parts.algorithm.update(batch)
-        parts.limiter.sample(samples)
-        self._progression.updates += config.updates_per_call
+        learned = parts.algorithm.update(taken)
+        parts.experience.learned(taken, learned.errors)
+        self._progression.updates += learned.steps
         self._updating = False
-        self._account.updated(losses)
+        self._account.updated(learned.metrics)
         parts.receiver.send_acks()
         return True
+
+    def _push_due(self) -> bool:
+        """Say whether enough was learned since the last push; in rounds every update is followed by one."""
+        since = self._progression.updates - self._last_push_updates
+        return self._in_rounds or since >= self._config.push_period_updates
+
+    def _may_go_out(self, pushed: Pushed) -> bool:
+        """Ask the gate. In rounds actors wait for this policy, so it is measured and never held back."""
+        if self._in_rounds:
+            self._gate.judge(pushed.snapshot, updates=self._progression.updates)
+            return True
+        return self._gate.passes(pushed.snapshot, updates=self._progression.updates)
+
+    def _begin_round_anew(self) -> None:
+        """Open another round where one cannot become whole: an actor has gone, or its rows were lost."""
+        config = self._config
+        if not isinstance(config, RolloutConfig) or not self._parts.receiver.actors:
+            return
+        silent_s = time.monotonic() - max(self._parts.receiver.last_stored_s, self._last_publish_s)
+        if silent_s > config.round_timeout_s:
+            _LOG.warning("%s, and nothing came for %.0f s: a new round", self._parts.experience.why_blocked(), silent_s)
+            self._publish(self._prepare())
 
     def _prepare(self) -> Pushed:
         """Make the next policy version ready to go out."""
         parts, progression = self._parts, self._progression
         progression.version += 1
-        if len(parts.replay) >= _HEAD_RANGE_OBSERVATIONS:
-            parts.algorithm.policy.head_range_from(parts.replay.recent_observations(_HEAD_RANGE_OBSERVATIONS))
+        # A short round is all that there is; a replay soon holds more.
+        if len(parts.experience) >= (1 if self._in_rounds else _HEAD_RANGE_OBSERVATIONS):
+            parts.algorithm.policy.head_range_from(parts.experience.recent_observations(_HEAD_RANGE_OBSERVATIONS))
         env_steps = parts.env_steps()
         pushed = parts.publisher.prepare(
             parts.algorithm.policy.snapshot,
             version=progression.version,
             env_steps=env_steps,
-            exploration=Exploration(kind="epsilon", values=(self._config.epsilon(env_steps),)),
+            exploration=parts.algorithm.exploration(env_steps),
             normalizer_version=progression.normalizer_version,
             reset=self._config.lockstep and progression.reset_due,
         )
@@ -204,6 +227,7 @@ class TrainingLoop:
         self._parts.presence.check()
         # Known before it is out: an actor may have acted with it before `publish` returns.
         self._parts.receiver.lag.published(pushed.version, pushed.env_steps)
+        self._parts.experience.begin(self._parts.epoch, pushed.version)
         self._account.pushes += self._parts.publisher.publish(pushed)
         self._last_publish_s = time.monotonic()
         self._audit_owed |= pushed.version % self._config.audit_period_pushes == 0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import ObservationSpec
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.algorithm import Algorithm
-from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.experience import Experience
 from quarl_export.qat import QatPolicy
 
 Float32 = NDArray[np.float32]
@@ -73,7 +73,7 @@ class NormalizerPlan:
         offset = self._offset if self._offset is not None else (0.0,) * len(self._given)
         policy.set_normalizer(offset, self._given)
 
-    def settle(self, replay: ReplayBuffer, algorithm: Algorithm) -> None:
-        """Set constants from what replay holds by now, once, in all networks of `algorithm`."""
-        algorithm.set_normalizer(*from_observations(replay.recent_observations(_SAMPLE), self._spec))
+    def settle(self, experience: Experience, algorithm: Algorithm) -> None:
+        """Set constants from what came in by now, once, in all networks of `algorithm`."""
+        algorithm.set_normalizer(*from_observations(experience.recent_observations(_SAMPLE), self._spec))
         self.pending = False

@@ -18,8 +18,7 @@ from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.actors import ActorProcesses
 from quarl_edge.local.evaluator import Evaluator
 from quarl_edge.progress import Progress
-from quarl_edge.replay.buffer import ReplayBuffer
-from quarl_edge.replay.limiter import SampleToInsertRatio
+from quarl_edge.replay.experience import Experience
 
 
 @dataclass(kw_only=True)
@@ -48,8 +47,7 @@ class Parts:
 
     config: TrainConfig
     algorithm: Algorithm
-    replay: ReplayBuffer
-    limiter: SampleToInsertRatio
+    experience: Experience
     receiver: Receiver
     publisher: PolicyPublisher
     presence: Presence

@@ -80,8 +80,7 @@ class Resumption:
             )
         # Lockstep makes the rounds after the checkpoint again; otherwise nothing that was stored is thrown away.
         ingest.rebuild(until=int(state["journal_position"]) if self._lockstep else None)
-        ingest.replay.set_random_state(state["replay"])
-        ingest.limiter.restore_samples(int(state["samples"]))
+        ingest.experience.restore(state, self._checkpoint.arrays.get("experience", {}))
 
     def says(self, env_steps: int) -> str:
         """Return what is gone on from, as a sentence; "" for a new run.

@@ -13,14 +13,15 @@ from typing import cast
 from quarl_device.contract import Head, PolicyContract
 from quarl_device.link import PahoLink
 from quarl_device.wire.block import BlockSpec
+from quarl_device.wire.block_spec import extras_for
+from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.checkpoint import Checkpoint
 from quarl_edge.config import TrainConfig
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.blobs import BlobServer
-from quarl_edge.learner.dqn import Dqn
-from quarl_edge.learner.fleet import CONNECT_TIMEOUT_S, Fleet
+from quarl_edge.learner.fleet import CONNECT_TIMEOUT_S, Fleet, extras_of
 from quarl_edge.learner.keeper import Keeper
 from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink
@@ -85,6 +86,7 @@ class Session:
             config.check_kernels("tflite-2.14")
         task = look_at(config)
         self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
+        self._head = ALGORITHMS[config.algorithm].heads[task.action.kind]
 
     def train(self, actors: ActorProcesses | None) -> TrainResult:
         """Train to the end.
@@ -104,7 +106,9 @@ class Session:
         fleet, topics = self._fleet, self._fleet.topics
         epoch = fleet.claim(checkpoint_epoch=self._resumption.epoch, cancelled=lambda: self._stop.requested)
         self._stop_if_asked()
-        birth = fleet.birth(self._config, observation=self._observation, action=self._action, epoch=epoch)
+        birth = fleet.birth(
+            self._config, observation=self._observation, action=self._action, epoch=epoch, head=self._head
+        )
         with contextlib.ExitStack() as stack:
             if actors is not None:
                 # They take as long to import as the template takes to convert.
@@ -139,8 +143,7 @@ class Session:
             parts = Parts(
                 config=self._config,
                 algorithm=algorithm,
-                replay=ingest.replay,
-                limiter=ingest.limiter,
+                experience=ingest.experience,
                 receiver=receiver,
                 publisher=publisher,
                 presence=presence,
@@ -173,7 +176,11 @@ class Session:
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def _block_spec(self) -> BlockSpec:
-        return BlockSpec(observations=(self._observation,), action=self._action)
+        return BlockSpec(
+            observations=(self._observation,),
+            action=self._action,
+            extras=extras_for(extras_of(self._head), self._action),
+        )
 
     def _network(self) -> NetworkSpec:
         quantization = QuantizationSpec(
@@ -181,12 +188,13 @@ class Session:
             activation_bits=self._config.activation_bits,
             head_output=cast(HeadOutput, self._config.head_output),
             range_decay=self._config.range_decay,
-            center_q=self._config.center_q,
+            center_q=getattr(self._config, "center_q", False),
         )
         return NetworkSpec(
             observations=(self._observation,),
             action=self._action,
             hidden=self._config.hidden,
+            head=self._head,
             quantization=quantization,
         )
 
@@ -197,7 +205,7 @@ class Session:
         self._stop_if_asked()
         if self._resumption.is_new:
             normalizer.begin(policy)
-        algorithm: Algorithm = Dqn(config, policy)
+        algorithm = ALGORITHMS[config.algorithm].build(config, policy)
         self._resumption.restore_learning(algorithm, normalizer)
         template = QatTemplate.from_model(policy, self._contract(), self._golden)
         self._stop_if_asked()
@@ -215,7 +223,7 @@ class Session:
             algorithm=self._config.algorithm,
             scheme="int8",
             observations=(self._observation,),
-            head=Head(kind="q_values", outputs={"q_values": ""}),
+            head=Head(kind=self._head, outputs={self._head: ""}),
             action=self._action,
         )
 
@@ -226,7 +234,7 @@ class Session:
             contract=template.contract,
             golden_observations=template.golden_observations,
             ingest=ingest,
-            replay=ingest.replay,
+            experience=ingest.experience,
             epoch=epoch,
             seed=self._config.seed,
             best=self._resumption.best(),

@@ -13,7 +13,7 @@ from quarl_device.link.url import PASSWORD_VARIABLE
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_edge.checkpoint import Checkpoint, load_latest
-from quarl_edge.config import TrainConfig
+from quarl_edge.config import ReplayConfig, TrainConfig
 from quarl_edge.learner.fleet import Fleet
 from quarl_edge.learner.metrics import TensorBoard
 from quarl_edge.learner.receiver import FlowReport
@@ -103,7 +103,7 @@ def _at_start(config: TrainConfig, checkpoint: Checkpoint | None) -> FlowReport:
             epoch=0,
             env_steps=int(state.get("env_steps", 0)),
             updates=int(state["progression"]["updates"]) if state else 0,
-            replay_capacity=config.replay_capacity,
+            replay_capacity=config.replay_capacity if isinstance(config, ReplayConfig) else 0,
             blocked="starting",
         ),
         actors={},

@@ -1,4 +1,4 @@
-"""A ring of transitions in preallocated arrays, sampled uniformly.
+"""A ring of transitions in preallocated arrays, sampled uniformly or by priority.
 
 The same inserts, the same seed and the same calls of `sample` give the same batches: lockstep runs rest on it. The
 place of a transition in the ring is its running number modulo the capacity, so that a ring that was rebuilt from the
@@ -16,6 +16,7 @@ import numpy as np
 
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import CheckpointError
+from quarl_edge.replay.priorities import Priorities
 from quarl_edge.replay.transitions import Array, Batch, Transitions
 
 __all__ = ["Batch", "ReplayBuffer"]
@@ -31,15 +32,25 @@ class ReplayBuffer:
         observation: the observation key that is stored, in its dtype on the wire.
         action: the action space.
         seed: of the sampling.
+        priorities: draw by these; `None` draws uniformly.
 
     Attributes:
         inserted: transitions that ever came in; only grows, except through `seek`.
     """
 
-    def __init__(self, capacity: int, *, observation: ObservationSpec, action: ActionSpec, seed: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        observation: ObservationSpec,
+        action: ActionSpec,
+        seed: int,
+        priorities: Priorities | None = None,
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity = {capacity}: expected at least 1")
         self._capacity = capacity
+        self._priorities = priorities
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._lock = threading.Lock()
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
@@ -80,10 +91,12 @@ class ReplayBuffer:
                 ring[start : start + first] = source[skipped : skipped + first]
                 if skipped + first < count:
                     ring[: count - skipped - first] = source[skipped + first :]
+            if self._priorities is not None:
+                self._priorities.entered(start, count - skipped)
             self.inserted += count
 
     def sample(self, num_batches: int, batch_size: int) -> Batch:
-        """Draw transitions uniformly, with replacement.
+        """Draw transitions, with replacement.
 
         Args:
             num_batches: K.
@@ -99,13 +112,55 @@ class ReplayBuffer:
             size = len(self)
             if not size:
                 raise ValueError("sample() from an empty replay")
-            index = self._rng.integers(0, size, num_batches * batch_size)
             batch = self._next_batch(num_batches, batch_size)
+            index = self._draw(size, batch)
             for name, ring in self._ring.items():
                 out: Array = getattr(batch, name)
                 # mode="clip" lets numpy write straight into `out`; the indices are in range anyway.
                 np.take(ring, index, axis=0, out=out.reshape(len(index), *ring.shape[1:]), mode="clip")
         return batch
+
+    def _draw(self, size: int, batch: Batch) -> Array:
+        count = batch.reward.size
+        if self._priorities is None:
+            index: Array = self._rng.integers(0, size, count)
+        else:
+            index, weight = self._priorities.draw(self._rng, count)
+            batch.weight.reshape(-1)[:] = weight
+        batch.place.reshape(-1)[:] = index
+        return index
+
+    def learned(self, batch: Batch, errors: Array) -> None:
+        """Note how large the errors were of what a batch holds; without priorities nothing comes of it.
+
+        A transition that has been overwritten since gives its successor its priority until that one is drawn.
+
+        Args:
+            batch: as sampled, not yet written again.
+            errors: float32[K, B], temporal differences.
+        """
+        if self._priorities is not None:
+            with self._lock:
+                self._priorities.learned(batch.place.reshape(-1), errors.reshape(-1))
+
+    def priority_arrays(self) -> dict[str, Array]:
+        """Return the priorities as a checkpoint keeps them, {} without."""
+        if self._priorities is None:
+            return {}
+        with self._lock:
+            return self._priorities.arrays()
+
+    def restore_priorities(self, arrays: Mapping[str, Array]) -> None:
+        """Set the priorities that `priority_arrays` returned.
+
+        Raises:
+            CheckpointError: they do not hold, or are of a replay without.
+        """
+        if (self._priorities is None) != (not arrays):
+            raise CheckpointError("the checkpoint's priorities do not go with this run's replay")
+        if self._priorities is not None:
+            with self._lock:
+                self._priorities.restore(arrays)
 
     def recent_observations(self, count: int) -> Array:
         """Return copies of the newest observations, oldest first: [min(count, len), *shape]."""
@@ -156,7 +211,11 @@ class ReplayBuffer:
         if slots is None:
             lead = (num_batches, batch_size)
             slots = [
-                Batch(**{name: np.empty(lead + ring.shape[1:], ring.dtype) for name, ring in self._ring.items()})
+                Batch(
+                    **{name: np.empty(lead + ring.shape[1:], ring.dtype) for name, ring in self._ring.items()},
+                    place=np.empty(lead, np.int64),
+                    weight=np.ones(lead, np.float32),
+                )
                 for _ in range(_SLOTS)
             ]
             # One shape is in use at a time; an old one would only hold memory.

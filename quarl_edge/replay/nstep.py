@@ -68,7 +68,7 @@ class _Rows:
 
     @classmethod
     def of(cls, block: Block, key: str, tail: _Tail | None) -> _Rows:
-        observation, after = block.observation[key][:-1], _true_next(block, key)
+        observation, after = block.observation[key][:-1], true_next(block, key)
         ends, breaks = block.terminated | block.truncated, block.start | ~block.valid
         if tail is None:
             return cls(0, observation, block.action, block.reward, ends, breaks, block.valid, after)
@@ -145,7 +145,7 @@ class NStepAssembler:
     def _one_step(self, block: Block) -> Transitions:
         """Return the windows of one row: none waits for the next block, and most blocks lose no row."""
         seen = block.observation[self._key]
-        after = _true_next(block, self._key)
+        after = true_next(block, self._key)
         reward, discount = block.reward.reshape(-1), self._powers[1] * ~block.terminated.reshape(-1)
         made = Transitions(_flat(seen[:-1]), _flat(block.action), reward, discount, _flat(after))
         # What follows a row that ends no episode must be its continuation.
@@ -237,7 +237,7 @@ class NStepAssembler:
         return Transitions(observation, action, reward, discount, after[last])
 
 
-def _true_next(block: Block, key: str) -> Array:
+def true_next(block: Block, key: str) -> Array:
     """Return what truly followed each row, [T, N, *shape]."""
     after = block.observation[key][1:]
     if len(block.final_index):

@@ -43,6 +43,10 @@ class Batch:
     """K batches of B transitions; fields as in `Transitions` with leading shape [K, B].
 
     The arrays belong to the buffer that made them and are written again by its next `sample` but one.
+
+    Attributes:
+        place: int64[K, B], where each lies in the ring: what `ReplayBuffer.learned` takes.
+        weight: float32[K, B], how much each counts: 1 where all are drawn alike.
     """
 
     observation: Array
@@ -50,6 +54,8 @@ class Batch:
     reward: Array
     discount: Array
     next_observation: Array
+    place: Array
+    weight: Array
 
 
 def single_observation(observations: Sequence[ObservationSpec]) -> ObservationSpec:

@@ -27,7 +27,7 @@ from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.push import Exploration, PushHeader, encode_push
 from quarl_device.wire.topics import Topics
-from quarl_edge.config import TrainConfig
+from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.receiver import Receiver
 
@@ -57,7 +57,7 @@ def main(words: list[str] | None = None) -> None:
     ended, parent = threading.Event(), os.getppid()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     # Room for everything: what is tried is the stream, not the limiter.
-    config = TrainConfig(
+    config = DqnConfig(
         env_id=_ENV_ID, block_steps=options.block_steps, learning_starts=_CAPACITY, replay_capacity=_CAPACITY, n_step=3
     )
     ingest = Ingest.open(config, soak_spec(), options.journal, epoch=options.epoch)

@@ -33,6 +33,7 @@ from quarl_edge.ingest.sessions import SessionTable
 from quarl_edge.learner.receiver import Receiver
 from quarl_edge.machine import resident_bytes
 from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.experience import ReplayExperience
 from quarl_edge.replay.journal import Journal
 from quarl_edge.replay.limiter import SampleToInsertRatio
 from quarl_edge.replay.nstep import NStepAssembler
@@ -162,10 +163,12 @@ def open_ingest(workload: Workload, folder: Path) -> Witness:
         spec,
         sessions=SessionTable(EPOCH),
         journal=Journal(folder),
-        assembler=NStepAssembler(1, DISCOUNT, key=seen.key),
-        replay=ReplayBuffer(capacity, observation=seen, action=ACTION, seed=0),
-        limiter=SampleToInsertRatio(
-            1.0, _ENDLESS, 2.0 * workload.block_transitions, insert_unit=workload.block_transitions
+        experience=ReplayExperience(
+            ReplayBuffer(capacity, observation=seen, action=ACTION, seed=0),
+            NStepAssembler(1, DISCOUNT, key=seen.key),
+            SampleToInsertRatio(
+                1.0, _ENDLESS, 2.0 * workload.block_transitions, insert_unit=workload.block_transitions
+            ),
         ),
         block_transitions=workload.block_transitions,
     )

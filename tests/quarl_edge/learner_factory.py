@@ -3,7 +3,7 @@
 import numpy as np
 
 from quarl_device.contract import ActionSpec, Head, ObservationSpec, PolicyContract
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.replay.transitions import Batch
 from quarl_export.networks import NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
@@ -37,4 +37,6 @@ def batch(steps=4, size=5, seed=0):
         reward=rng.normal(size=(steps, size)).astype(np.float32),
         discount=np.full((steps, size), 0.9, np.float32),
         next_observation=observation + np.float32(0.1),
+        place=np.zeros((steps, size), np.int64),
+        weight=np.ones((steps, size), np.float32),
     )

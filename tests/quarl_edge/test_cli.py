@@ -20,7 +20,7 @@ from quarl_edge.cli import app as cli_app
 from quarl_edge.cli import main
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import _Logged, hint_where_none, write_table
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.runs import RunDirectory
 
 MODEL = Path(__file__).parents[1] / "data" / "cartpole.tflite"

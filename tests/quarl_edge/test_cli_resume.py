@@ -9,7 +9,7 @@ import pytest
 
 from quarl_device.errors import CheckpointError, UsageError
 from quarl_edge.cli.resume import next_budget, resumed_config, steps_done
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.runs import RunDirectory
 
 CONFIG = make_config("CartPole-v1", settings=["steps=1200", "evaluate_period_pushes=2"])

@@ -11,7 +11,7 @@ from quarl_edge.cli import train
 from quarl_edge.cli.demo import DemoReport, _rows, _show
 from quarl_edge.cli.output import Format
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.local.evaluator import Judged
 from quarl_edge.runs import RunDirectory

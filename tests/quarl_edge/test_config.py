@@ -8,15 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.errors import CheckpointError, UsageError
-from quarl_edge.config import TrainConfig, make_config, parse_setting, preset_names, read_preset
+from quarl_edge.algorithms import ALGORITHMS
+from quarl_edge.algorithms.dqn import DqnConfig
+from quarl_edge.configure import (
+    config_from_json,
+    make_config,
+    parse_setting,
+    preset_names,
+    read_preset,
+    usual_algorithm,
+)
 
-MINIMAL = TrainConfig(env_id="CartPole-v1")
+MINIMAL = DqnConfig(env_id="CartPole-v1")
+PRESETS = [(algorithm, name) for algorithm in ALGORITHMS for name in preset_names(algorithm)]
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_every_preset_makes_a_valid_config_that_round_trips(name):
-    config = make_config("CartPole-v1", preset=name, settings=["seed=3"])
-    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+@pytest.mark.parametrize(("algorithm", "name"), PRESETS)
+def test_every_preset_makes_a_valid_config_that_round_trips(algorithm, name):
+    config = make_config("CartPole-v1", algorithm=algorithm, preset=name, settings=["seed=3"])
+    assert config_from_json(json.loads(json.dumps(config.to_json()))) == config
     assert config.seed == 3
     assert config.env_id == "CartPole-v1"
 
@@ -62,12 +72,11 @@ def test_an_unknown_preset_names_the_nearest():
         ("goal_return=-100", -100.0),
         ("observation_scale=None", None),
         ("observation_scale=1,0.5", (1.0, 0.5)),
-        ("algorithm=dqn", "dqn"),
         ("error_buffer=", None),
     ],
 )
 def test_settings_are_read_by_the_type_of_the_field(text, value):
-    name, found = parse_setting(text)
+    name, found = parse_setting(text, DqnConfig)
     assert found == value
     assert type(found) is type(value)
     assert name == text.split("=", maxsplit=1)[0].strip()
@@ -90,19 +99,19 @@ def test_settings_are_read_by_the_type_of_the_field(text, value):
         ("goal_return=high", "expected a number, or none"),
         ("hidden=64,x", "expected numbers with commas"),
         ("env_id=CartPole-v1", "argument"),
+        ("algorithm=dqn", "--algorithm NAME"),
     ],
 )
 def test_a_bad_setting_says_what_was_expected(text, message):
     with pytest.raises(UsageError, match=message):
-        parse_setting(text)
+        parse_setting(text, DqnConfig)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"env_id": ""}, "env_id"),
-        ({"algorithm": "ppo"}, "expected one of dqn"),
-        ({"algorithm": "DQM"}, "did you mean 'dqn'"),
+        ({"algorithm": "ddpg"}, "hyperparameters of 'dqn'"),
         ({"evaluate_seed": 2**31 - 1}, "evaluate_seed = 2147483647: expected at least 0 and at most 2,000,000,000"),
         ({"target_period_updates": 100}, r"multiple of updates_per_call = 32 .*=96 or 128"),
         ({"target_period_updates": 31}, r"target_period_updates = 31.*=32\)"),
@@ -139,12 +148,14 @@ def test_is_frozen_and_keyword_only():
     with pytest.raises(dataclasses.FrozenInstanceError):
         MINIMAL.seed = 3
     with pytest.raises(TypeError):
-        TrainConfig("CartPole-v1")
+        DqnConfig("CartPole-v1")
 
 
 def test_every_field_is_documented():
-    for field in dataclasses.fields(TrainConfig):
-        assert f"        {field.name}: " in TrainConfig.__doc__
+    for info in ALGORITHMS.values():
+        said = "".join(cls.__doc__ or "" for cls in info.config.__mro__)
+        for field in dataclasses.fields(info.config):
+            assert f"        {field.name}: " in said, (info.name, field.name)
 
 
 @given(steps=st.integers(0, 10**7))
@@ -163,21 +174,58 @@ def test_epsilon_by_hand():
 def test_a_stored_config_of_another_version_says_which():
     stored = {**MINIMAL.to_json(), "version": "9.9.9", "worms": 3}
     with pytest.raises(CheckpointError, match=r"unknown key 'worms'.*written by quarl-edge 9\.9\.9"):
-        TrainConfig.from_json(stored)
+        config_from_json(stored)
     with pytest.raises(CheckpointError, match=r"schema 2.*9\.9\.9"):
-        TrainConfig.from_json({**MINIMAL.to_json(), "schema": 2, "version": "9.9.9"})
+        config_from_json({**MINIMAL.to_json(), "schema": 2, "version": "9.9.9"})
+
+
+def test_an_unknown_algorithm_names_the_nearest():
+    with pytest.raises(UsageError, match=r"algorithm = 'DQM': expected one of dqn.*did you mean 'dqn'"):
+        make_config("CartPole-v1", algorithm="DQM")
+    with pytest.raises(CheckpointError, match="expected one of dqn"):
+        config_from_json({**MINIMAL.to_json(), "algorithm": "worms"})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "algorithm"), [("CartPole-v1", "dqn"), ("Nothing-v0", "dqn"), ("Pendulum-v1", "d4pg")]
+)
+def test_without_an_algorithm_the_one_with_a_preset_is_taken(env_id, algorithm):
+    assert usual_algorithm(env_id) == make_config(env_id).algorithm == algorithm
+
+
+def test_a_setting_of_another_algorithm_is_unknown():
+    with pytest.raises(UsageError, match="unknown setting 'double_q'"):
+        make_config("Pendulum-v1", algorithm="ddpg", settings=["double_q=false"])
+    assert make_config("Pendulum-v1", algorithm="ddpg", settings=["noise=ornstein_uhlenbeck"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "setting", "message"),
+    [
+        ("d4pg", "value_min=200", "less than value_max"),
+        ("d4pg", "atoms=1", "atoms = 1"),
+        ("ddpg", "noise=pink", "expected one of gaussian"),
+        ("ddpg", "critic_hidden=", "critic_hidden"),
+        ("ddpg", "critic_hidden=9000", "critic_hidden"),
+    ],
+)
+def test_values_of_each_algorithm_are_checked(algorithm, setting, message):
+    with pytest.raises(UsageError, match=message):
+        make_config("Pendulum-v1", algorithm=algorithm, settings=[setting])
 
 
 @pytest.mark.parametrize("stored", [None, [], "x", {}, {"schema": 1}])
 def test_a_stored_config_that_does_not_hold(stored):
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        TrainConfig.from_json(stored)
+        config_from_json(stored)
 
 
-@pytest.mark.parametrize(("stored", "missing"), [({}, "schema"), ({"schema": 1}, "env_id")])
+@pytest.mark.parametrize(
+    ("stored", "missing"), [({}, "schema"), ({"schema": 1}, "env_id"), ({"schema": 1, "env_id": "X-v0"}, "algorithm")]
+)
 def test_a_stored_config_says_what_it_lacks(stored, missing):
     with pytest.raises(CheckpointError, match=rf"has no '{missing}'.*quarl-edge train"):
-        TrainConfig.from_json(stored)
+        config_from_json(stored)
 
 
 def test_the_last_episode_of_a_judgement_has_a_valid_seed():
@@ -187,10 +235,10 @@ def test_the_last_episode_of_a_judgement_has_a_valid_seed():
 
 def test_a_stored_value_that_does_not_hold_is_named():
     with pytest.raises(CheckpointError, match="steps = 'x'"):
-        TrainConfig.from_json({**MINIMAL.to_json(), "steps": "x"})
+        config_from_json({**MINIMAL.to_json(), "steps": "x"})
 
 
-@pytest.mark.parametrize("name", ["head_output", "runtime", "algorithm"])
+@pytest.mark.parametrize("name", ["head_output", "runtime"])
 def test_choices_name_what_there_is(name):
     with pytest.raises(UsageError, match=f"{name} = 'int9': expected one of"):
         make_config("CartPole-v1", settings=[f"{name}=int9"])

@@ -1,19 +1,21 @@
 """The fused learner against plain steps, its target network, and what a checkpoint must hold."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from learner_factory import CONTRACT, batch, config, policy
 
 from quarl_device.errors import CheckpointError
-from quarl_edge.learner.dqn import Dqn
-from quarl_edge.replay.transitions import Batch
+from quarl_edge.algorithms.dqn.learner import Dqn
 from quarl_export.file_runner import run_file
 from quarl_export.qat_template import QatTemplate
 
 
 def one_by_one(whole, k):
-    return Batch(**{name: getattr(whole, name)[k : k + 1] for name in
-                    ("observation", "action", "reward", "discount", "next_observation")})  # fmt: skip
+    return dataclasses.replace(
+        whole, **{field.name: getattr(whole, field.name)[k : k + 1] for field in dataclasses.fields(whole)}
+    )
 
 
 def online(algorithm):
@@ -79,18 +81,26 @@ def test_ranges_move_only_through_training():
     assert not np.array_equal(algorithm.policy.snapshot().ranges, before)
 
 
+def test_errors_and_weights_go_with_their_transitions():
+    """A transition of weight 0 changes nothing but its own error, which is told for all."""
+    one, other = Dqn(config(), policy()), Dqn(config(), policy())
+    whole = batch(steps=1)
+    ignored = dataclasses.replace(whole, weight=whole.weight * np.float32([1, 1, 1, 1, 0]))
+    changed = dataclasses.replace(ignored, reward=ignored.reward + np.float32([0, 0, 0, 0, 5]))
+    learned, after = one.update(ignored), other.update(changed)
+    for name, array in online(one).items():
+        np.testing.assert_array_equal(array, online(other)[name], err_msg=name)
+    assert learned.errors.shape == (1, 5)
+    np.testing.assert_allclose(after.errors - learned.errors, [[0, 0, 0, 0, 5]], atol=1e-5)
+
+
 def test_it_learns_a_bandit():
     """Reward 1 for action 1 whatever is seen, episodes of one step."""
     algorithm = Dqn(config(learning_rate=0.01), policy())
     for seed in range(60):
         sample = batch(seed=seed)
         reward = (sample.action == 1).astype(np.float32)
-        algorithm.update(
-            Batch(
-                observation=sample.observation, action=sample.action, reward=reward,
-                discount=np.zeros_like(reward), next_observation=sample.next_observation,
-            )
-        )  # fmt: skip
+        algorithm.update(dataclasses.replace(sample, reward=reward, discount=np.zeros_like(reward)))
     values = algorithm.policy.model(batch(seed=99).observation[0], training=False).numpy()
     np.testing.assert_allclose(values, np.tile([0.0, 1.0], (5, 1)), atol=0.25)
 
@@ -109,12 +119,7 @@ def test_the_file_of_a_network_of_few_bits_acts_as_it_has_learned(quantization):
     for seed in range(150):
         sample = batch(size=32, seed=seed)
         reward = (sample.action == (sample.observation[..., 0] > 0)).astype(np.float32)
-        algorithm.update(
-            Batch(
-                observation=sample.observation, action=sample.action, reward=reward,
-                discount=np.zeros_like(reward), next_observation=sample.next_observation,
-            )
-        )  # fmt: skip
+        algorithm.update(dataclasses.replace(sample, reward=reward, discount=np.zeros_like(reward)))
     seen = batch(steps=1, size=300, seed=999).observation[0]
     algorithm.policy.head_range_from(seen)
     template = QatTemplate.from_model(algorithm.policy, CONTRACT, seen[:8])

@@ -12,7 +12,7 @@ from quarl_device.wire.block import BlockCodec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES
 from quarl_device.wire.messages import Ack, DeviceState
 from quarl_device.wire.topics import Topics
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.receiver import Receiver
 

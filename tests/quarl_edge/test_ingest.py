@@ -17,17 +17,18 @@ from quarl_device.errors import JournalError, UnsupportedSpace, UsageError
 from quarl_device.wire.block import BlockCodec, BlockSpec
 from quarl_device.wire.limits import MAX_BLOCK_BYTES
 from quarl_device.wire.loss import encode_loss
-from quarl_edge.config import TrainConfig
+from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.ingest.credit import MAX_AHEAD
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.ingest.sessions import SessionTable, Verdict
 from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.experience import ReplayExperience
 from quarl_edge.replay.journal import Journal, iterate
 from quarl_edge.replay.limiter import SampleToInsertRatio, default_error_buffer, smallest_error_buffer
 from quarl_edge.replay.nstep import NStepAssembler
 
 ACCEPT = Verdict.ACCEPT
-CONFIG = TrainConfig(
+CONFIG = DqnConfig(
     env_id="CartPole-v1",
     block_steps=8,
     batch_size=4,
@@ -48,7 +49,7 @@ def open_bounded(directory: Path, **changes: object) -> Ingest:
 def open_ingest(directory: Path, **changes: object) -> Ingest:
     """With room for everything: nobody learns in these tests, and they are about the stream."""
     ingest = open_bounded(directory, **changes)
-    ingest.limiter = SampleToInsertRatio(1.0, 10**9, 1_000.0, insert_unit=8, sample_unit=8)
+    ingest.experience.limiter = SampleToInsertRatio(1.0, 10**9, 1_000.0, insert_unit=8, sample_unit=8)
     return ingest
 
 
@@ -498,9 +499,11 @@ def test_an_evicted_device_is_no_longer_live(tmp_path):
         SPEC,
         sessions=SessionTable(1, max_devices=2),
         journal=Journal(tmp_path),
-        assembler=NStepAssembler(1, 0.9),
-        replay=ReplayBuffer(100, observation=OBSERVATION, action=ACTION, seed=0),
-        limiter=SampleToInsertRatio(1.0, 10, 100.0),
+        experience=ReplayExperience(
+            ReplayBuffer(100, observation=OBSERVATION, action=ACTION, seed=0),
+            NStepAssembler(1, 0.9),
+            SampleToInsertRatio(1.0, 10, 100.0),
+        ),
     )
     for device in ("a", "b", "c"):
         ingest.opened(device, BOOT)
@@ -537,9 +540,11 @@ def test_actors_and_learner_never_wait_in_a_circle(
         SPEC,
         sessions=SessionTable(1),
         journal=Journal(tmp_path_factory.mktemp("j")),
-        assembler=NStepAssembler(n_step, 0.9),
-        replay=ReplayBuffer(10_000, observation=OBSERVATION, action=ACTION, seed=0),
-        limiter=limiter,
+        experience=ReplayExperience(
+            ReplayBuffer(10_000, observation=OBSERVATION, action=ACTION, seed=0),
+            NStepAssembler(n_step, 0.9),
+            limiter,
+        ),
         block_transitions=unit,
     )
     worlds = {f"a{i}": World(envs, seed=seed + i) for i in range(actors)}

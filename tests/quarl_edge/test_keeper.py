@@ -38,7 +38,7 @@ def made(tmp_path):
     keeper = Keeper(
         RunDirectory(tmp_path), spec=network.spec, contract=CONTRACT,
         golden_observations={"observation": batch().observation[0]}, ingest=Ingest(),
-        replay=SimpleNamespace(random_state=dict), epoch=1, seed=0,
+        experience=SimpleNamespace(state=lambda: {"replay": "{}", "samples": 0}, arrays=dict), epoch=1, seed=0,
     )  # fmt: skip
     snapshot = network.snapshot()
     return keeper, lambda version: SimpleNamespace(version=version, env_steps=version, sha256="", snapshot=snapshot)

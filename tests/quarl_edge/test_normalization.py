@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quarl_device.contract import ActionSpec, ObservationSpec
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.learner.normalization import NormalizerPlan, from_observations
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.transitions import Transitions

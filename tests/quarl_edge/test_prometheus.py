@@ -12,7 +12,7 @@ from quarl_device.errors import QuarlError
 from quarl_device.wire.learner_telemetry import Lag, LearnerTelemetry
 from quarl_device.wire.messages import DeviceState, Telemetry
 from quarl_edge.checkpoint import Checkpoint
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.flow import prometheus as module
 from quarl_edge.flow.prometheus import Exporter
 from quarl_edge.learner.receiver import ActorView, FlowReport

@@ -10,7 +10,7 @@ from quarl_device.link import Message
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.wire.messages import Ack, DeviceState, Telemetry
 from quarl_device.wire.topics import Topics
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner import receiver as module
 from quarl_edge.learner.receiver import Receiver

@@ -32,8 +32,11 @@ class Ingest:
 
     def __init__(self):
         self.rebuilt, self.random, self.samples = [], None, None
-        self.replay = SimpleNamespace(set_random_state=lambda state: setattr(self, "random", state))
-        self.limiter = SimpleNamespace(restore_samples=lambda samples: setattr(self, "samples", samples))
+        self.experience = SimpleNamespace(restore=self._restore)
+
+    def _restore(self, state, arrays):
+        self.random, self.samples = state["replay"], state["samples"]
+        assert arrays == {}
 
     def rebuild(self, *, until):
         self.rebuilt.append(until)

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from quarl_device.errors import CheckpointError, RunNotFound, UsageError
-from quarl_edge.config import TrainConfig
+from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.runs import RunDirectory, latest, latest_policy, run_name
 
-CONFIG = TrainConfig(env_id="CartPole-v1", seed=3)
+CONFIG = DqnConfig(env_id="CartPole-v1", seed=3)
 NOON = datetime(2026, 1, 2, 12, 30, 5, tzinfo=UTC)
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.soak import learner as storing
 from quarl_edge.soak.learners import Learner
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from quarl_device.errors import UnsupportedSpace, UsageError
-from quarl_edge.config import make_config, preset_names
+from quarl_edge.configure import make_config, preset_names
 from quarl_edge.task import look_at
 
 
@@ -18,9 +18,22 @@ def test_cartpole_as_a_learner_sees_it():
     assert task.golden_observations.shape == (8, 4)
 
 
-def test_continuous_actions_are_refused():
-    with pytest.raises(UnsupportedSpace, match="continuous"):
-        look_at(make_config("Pendulum-v1"))
+@pytest.mark.parametrize(
+    ("env_id", "algorithm", "message"),
+    [
+        ("Pendulum-v1", "dqn", "Pendulum-v1 has continuous actions; dqn takes discrete ones.*--algorithm d4pg"),
+        ("CartPole-v1", "ddpg", "CartPole-v1 has discrete actions; ddpg takes continuous ones.*--algorithm dqn"),
+    ],
+)
+def test_an_algorithm_that_does_not_fit_the_actions_is_refused_with_one_that_does(env_id, algorithm, message):
+    with pytest.raises(UnsupportedSpace, match=message):
+        look_at(make_config(env_id, algorithm=algorithm))
+
+
+def test_a_continuous_task():
+    task = look_at(make_config("Pendulum-v1"))
+    assert task.action.kind == "box"
+    assert (task.action.low, task.action.high) == ((-2.0,), (2.0,))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1"])

@@ -18,11 +18,13 @@ from quarl_device.errors import (
     TrainingStalled,
 )
 from quarl_device.evaluate import Evaluation
+from quarl_device.wire.exploration import Exploration
 from quarl_device.wire.learner_telemetry import LearnerTelemetry
-from quarl_edge.config import make_config
+from quarl_edge.configure import make_config
 from quarl_edge.flow.lag import PolicyLag
 from quarl_edge.learner import account
 from quarl_edge.learner import loop as module
+from quarl_edge.learner.algorithm import Learned
 from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MemoryMetrics
 from quarl_edge.learner.parts import Parts, Progression
@@ -45,7 +47,10 @@ class Algorithm:
 
     def update(self, batch):
         self.updates += 1
-        return {"loss": 1.0}
+        return Learned(steps=4, metrics={"loss": 1.0})
+
+    def exploration(self, env_steps):
+        return Exploration(kind="epsilon", values=(0.5,))
 
 
 class World:
@@ -59,6 +64,7 @@ class World:
         self.last_stored_s = 0.0
         self.contributors = {("actor-0", "aa")}
         self.actors = {}
+        self.begun = []
         self.lag, self.connected, self.capacity = PolicyLag(), True, 1_000
         self.on_wait = lambda: None
 
@@ -81,12 +87,31 @@ class World:
         counts = dict.fromkeys(("gaps", "lost_steps", "handler_errors"), 0)
         return {**counts, "blocks": self.arrivals, "duplicates": 2, "refused": dict(self.refused)}
 
-    # as replay
+    # as experience
     def __len__(self):
         return 0
 
-    def sample(self, steps, size):
-        return None
+    @property
+    def samples(self):
+        return self.limiter.samples
+
+    def ready(self):
+        return self.limiter.can_sample(32)
+
+    def take(self):
+        self.limiter.sample(32)
+
+    def learned(self, taken, errors):
+        pass
+
+    def begin(self, epoch, version):
+        self.begun.append((epoch, version))
+
+    def waits_for(self):
+        return "first transitions" if self.limiter.inserts < self.limiter.min_size else "samples per insert"
+
+    def why_blocked(self):
+        return self.limiter.why_blocked(32)
 
 
 class Publisher:
@@ -240,7 +265,7 @@ class Setting:
         self.progress, self.metrics = Silent(), MemoryMetrics()
         self.broker_ends_at = float("inf")
         parts = Parts(
-            config=self.config, algorithm=self.algorithm, replay=self.world, limiter=self.limiter,
+            config=self.config, algorithm=self.algorithm, experience=self.world,
             receiver=self.world, publisher=self.publisher, presence=self.presence, evaluator=self.evaluator,
             auditor=self.auditor, keeper=self.keeper, normalizer=SimpleNamespace(pending=False),
             metrics=self.metrics, progress=self.progress, stop=self.stop,

@@ -37,7 +37,7 @@ def _found(graph: Graph) -> list[tuple[Operator, Operator, Operator]]:
         made = (maker.get(index) for index in operator.inputs)
         return next((each for each in made if each is not None and each.name in kinds), None)
 
-    found: list[tuple[Operator, ...]] = []
+    found = []
     for root in graph.operators:
         if root.name != "RSQRT":
             continue

@@ -1,4 +1,4 @@
-"""Losses and targets as pure functions of tensors, batched on the leading axis."""
+"""Losses and targets of values, batched on the leading axis."""
 
 from __future__ import annotations
 
@@ -36,6 +36,20 @@ def double_q_learning_target(reward: Tensor, discount: Tensor, next_q: Tensor, n
         float32[B], without gradient.
     """
     return tf.stop_gradient(reward + discount * select(next_q, tf.argmax(next_q_selector, axis=1)))
+
+
+def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """Return targets of a value under one policy, r + discount * v'(s') (Lillicrap et al. 2016, equation 5).
+
+    Args:
+        reward: float32[B], n-step return.
+        discount: float32[B], gamma^m, or 0 where the episode terminated.
+        next_value: float32[B], of the target networks at the bootstrap observation.
+
+    Returns:
+        float32[B], without gradient.
+    """
+    return tf.stop_gradient(reward + discount * next_value)
 
 
 def select(q_values: Tensor, action: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ import tensorflow as tf
 import tf_keras
 from numpy.typing import NDArray
 
-from quarl_device.errors import CheckpointError
-from quarl_edge.config import TrainConfig
-from quarl_edge.learner import losses
+from quarl_device.wire.push import Exploration
+from quarl_edge.algorithms.dqn import DqnConfig
+from quarl_edge.learner import losses, variables
+from quarl_edge.learner.algorithm import Learned
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -33,7 +34,7 @@ class Dqn:
         policy: the online network, which acts and is exported.
     """
 
-    def __init__(self, config: TrainConfig, policy: QatPolicy) -> None:
+    def __init__(self, config: DqnConfig, policy: QatPolicy) -> None:
         self._config = config
         self.policy = policy
         self._target = policy.clone()
@@ -52,33 +53,39 @@ class Dqn:
         observation = np.zeros((steps, size, *spec.shape), spec.dtype)
         zeros = np.zeros((steps, size), np.float32)
         action = np.zeros((steps, size), self.policy.spec.action.dtype)
-        self._fused(observation, action, zeros, zeros, observation)
+        self._fused(observation, action, zeros, zeros, observation, zeros)
         self._copy()
         self.restore(before)
 
-    def update(self, batch: Batch) -> dict[str, float]:
+    def update(self, batch: Batch) -> Learned:
         """Run K fused gradient steps; see `Algorithm.update`."""
         steps = batch.reward.shape[0]
-        loss, q_mean, error = self._fused(
-            batch.observation, batch.action, batch.reward, batch.discount, batch.next_observation
+        loss, q_mean, errors = self._fused(
+            batch.observation, batch.action, batch.reward, batch.discount, batch.next_observation, batch.weight
         )
         period = self._config.target_period_updates
         if period and int(self._updates) % period < steps:
             self._copy()
-        return {"loss": float(loss), "q_mean": float(q_mean), "td_error": float(error)}
+        sizes = errors.numpy()
+        metrics = {"loss": float(loss), "q_mean": float(q_mean), "td_error": float(np.abs(sizes).mean())}
+        return Learned(steps=steps, metrics=metrics, errors=sizes)
 
-    def _run(self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor) -> Tensor:
+    def _run(
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
+    ) -> Tensor:
         steps = tf.shape(reward)[0]
-        totals = (tf.zeros(()), tf.zeros(()), tf.zeros(()))
+        loss, q_mean = tf.zeros(()), tf.zeros(())
+        errors = tf.TensorArray(tf.float32, steps, element_shape=reward.shape[1:])
         indices: Any = tf.range(steps)  # a loop in the graph
         for k in indices:
-            parts = self._step(observation[k], action[k], reward[k], discount[k], after[k])
-            totals = tuple(total + part for total, part in zip(totals, parts, strict=True))
+            batch = (array[k] for array in (observation, action, reward, discount, after, weight))
+            step_loss, step_q, error = self._step(*batch)
+            loss, q_mean, errors = loss + step_loss, q_mean + step_q, errors.write(k, error)
         self._updates.assign_add(tf.cast(steps, tf.int64))
-        return [total / tf.cast(steps, tf.float32) for total in totals]
+        return loss / tf.cast(steps, tf.float32), q_mean / tf.cast(steps, tf.float32), errors.stack()
 
     def _step(
-        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         config = self._config
         observation, after = tf.cast(observation, tf.float32), tf.cast(after, tf.float32)
@@ -89,18 +96,18 @@ class Dqn:
             target = losses.double_q_learning_target(reward, discount, next_q, next_online)
         else:
             target = losses.q_learning_target(reward, discount, next_q)
-        variables = self.policy.trainable_variables
+        weights = self.policy.trainable_variables
         with tf.GradientTape() as tape:
             q_values = self.policy.model(observation, training=True)
             error = target - losses.select(q_values, action)
-            loss = tf.reduce_mean(losses.huber(error, config.huber_delta))
-        gradients = tape.gradient(loss, variables)
+            loss = tf.reduce_mean(weight * losses.huber(error, config.huber_delta))
+        gradients = tape.gradient(loss, weights)
         if config.max_grad_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, config.max_grad_norm)
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        self._optimizer.apply_gradients(zip(gradients, weights, strict=True))
         if config.target_tau:
             self._blend_target(config.target_tau)
-        return loss, tf.reduce_mean(q_values), tf.reduce_mean(tf.abs(error))
+        return loss, tf.reduce_mean(q_values), error
 
     def _blend_target(self, tau: float) -> None:
         """Polyak-average the weights; ranges are copied, since an average of two ranges fits neither network."""
@@ -116,22 +123,17 @@ class Dqn:
         for network in (self.policy, self._target):
             network.set_normalizer(offset, scale)
 
+    def exploration(self, env_steps: int) -> Exploration:
+        """Return epsilon for the actors; see `Algorithm.exploration`."""
+        return Exploration(kind="epsilon", values=(self._config.epsilon(env_steps),))
+
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return every variable by a stable name; see `Algorithm.arrays`."""
-        return {name: variable.numpy() for name, variable in self._named().items()}
+        return variables.read(self._named())
 
     def restore(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Set every variable from `arrays`; see `Algorithm.restore`."""
-        named = self._named()
-        if set(named) != set(arrays):
-            missing, unknown = sorted(set(named) - set(arrays)), sorted(set(arrays) - set(named))
-            raise CheckpointError(f"checkpoint of another network: missing {missing[:3]}, unknown {unknown[:3]}")
-        for name, variable in named.items():
-            if tuple(variable.shape) != arrays[name].shape:
-                raise CheckpointError(
-                    f"checkpoint of another network: {name} has shape {arrays[name].shape}, not {tuple(variable.shape)}"
-                )
-            variable.assign(arrays[name])
+        variables.restore(self._named(), arrays)
 
     def _named(self) -> dict[str, Any]:
         groups = {
@@ -139,5 +141,4 @@ class Dqn:
             "target": self._target.variables,
             "optimizer": self._optimizer.variables,
         }
-        named = {f"{group}/{i:03d}": v for group, members in groups.items() for i, v in enumerate(members)}
-        return {**named, "updates": self._updates}
+        return variables.named(groups, updates=self._updates)

@@ -1,0 +1,175 @@
+"""What every run has, whatever learns in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from quarl_device import __version__
+from quarl_device.errors import UsageError
+from quarl_edge.config import fields
+from quarl_edge.config.fields import choice, spec
+
+CONFIG_SCHEMA = 1
+HEAD_OUTPUTS = ("int8", "float32", "int16")
+RUNTIMES = ("litert", "tflite-2.14")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A run's hyperparameters. Steps are environment steps unless the name says otherwise.
+
+    Attributes:
+        env_id: registered gymnasium id.
+        algorithm: its name; each has a class of configurations of its own.
+        seed: of everything random.
+        lockstep: one actor and the learner take turns, bit-identical on repeat and resume.
+        actors: actor processes on this machine.
+        envs_per_actor: environments per local actor.
+        block_steps: rows per block of experience, cut to fit the block cap.
+        steps: budget of environment steps.
+        hidden: sizes of the hidden layers of the policy.
+        learning_rate: of Adam, of the policy.
+        adam_epsilon: of Adam.
+        updates_per_call: K, gradient steps fused into one call.
+        discount: gamma per step.
+        reward_scale: rewards are multiplied by this before they are learned from.
+        max_grad_norm: global norm that gradients are clipped to; 0: not clipped.
+        push_period_updates: gradient steps between pushes.
+        evaluate_period_pushes: pushes between judgements of the int8 file.
+        evaluate_episodes: greedy episodes per judgement.
+        evaluate_seed: start seed of the first; the next ones follow. Its bound leaves them room below 2^31.
+        evaluate_timeout_s: longest time that anything waits for a judgement.
+        goal_return: stop when a judgement reaches it; `None`: use the whole budget.
+        observation_offset: per dimension, of `(observation - offset) * scale`; `None`: 0, or from data.
+        observation_scale: per dimension; `None`: from the first experience.
+        weight_bits: 2-8, of the network's kernels.
+        activation_bits: 2-8, of its hidden layers; fewer than 8 need `runtime` "litert".
+        head_output: type of the outputs that the file computes: "int8"; "float32", a head that stays in float; or
+            "int16", which needs `runtime` "litert".
+        runtime: oldest that actors load policies with: "litert" or "tflite-2.14".
+        range_decay: of the moving average of the activation ranges.
+        checkpoint_period_steps: between checkpoints; 0: none by steps, and lockstep has no others.
+        checkpoint_period_s: longest time that learning goes on without one, unless writing them took more than 2 % of
+            it; 0: none by time. Lockstep ignores it.
+        audit_period_pushes: pushes between comparisons with a real conversion.
+        max_lag_versions: blocks whose oldest row was made by a policy so many versions behind are taken, none older; 0:
+            no bound.
+        max_lag_steps: the same in environment steps.
+        max_lag_s: the same in seconds since that policy was replaced.
+        journal_segment_bytes: size at which a journal segment ends.
+        journal_fsync_interval_s: longest time that accepted blocks wait for an fsync.
+    """
+
+    NAME: ClassVar[str] = ""
+
+    env_id: str
+    algorithm: str = ""
+    seed: int = spec(0, 0, 2**31 - 1)
+    lockstep: bool = False
+    actors: int = spec(2, 0, 256)
+    envs_per_actor: int = spec(1, 1, 4_096)
+    block_steps: int = spec(256, 1, 65_535)
+    steps: int = spec(100_000, 1, 10**12)
+    hidden: tuple[int, ...] = field(default=(256, 256), metadata={"low": 1, "high": 8_192, "above": False})
+    learning_rate: float = spec(5e-4, 0, 1, above=True)
+    adam_epsilon: float = spec(1e-7, 0, 1, above=True)
+    updates_per_call: int = spec(32, 1, 100_000)
+    discount: float = spec(0.99, 0, 1)
+    reward_scale: float = spec(1.0, 0, 1e6, above=True)
+    max_grad_norm: float = spec(10.0, 0, math.inf)
+    push_period_updates: int = spec(128, 1, 10**9)
+    evaluate_period_pushes: int = spec(10, 1, 10**9)
+    evaluate_episodes: int = spec(20, 1, 10_000)
+    evaluate_seed: int = spec(1_000, 0, 2_000_000_000)
+    evaluate_timeout_s: float = spec(120.0, 0, 86_400, above=True)
+    goal_return: float | None = None
+    observation_offset: tuple[float, ...] | None = None
+    observation_scale: tuple[float, ...] | None = None
+    weight_bits: int = spec(8, 2, 8)
+    activation_bits: int = spec(8, 2, 8)
+    head_output: str = choice("int8", *HEAD_OUTPUTS)
+    runtime: str = choice("litert", *RUNTIMES)
+    range_decay: float = spec(0.99, 0, 0.999_999)
+    checkpoint_period_steps: int = spec(20_000, 0, 10**12)
+    checkpoint_period_s: float = spec(30.0, 0.0, math.inf)
+    audit_period_pushes: int = spec(200, 1, 10**9)
+    max_lag_versions: int = spec(0, 0, 10**9)
+    max_lag_steps: int = spec(0, 0, 10**12)
+    max_lag_s: float = spec(0.0, 0, 1e9)
+    journal_segment_bytes: int = spec(16 * 1024 * 1024, 4_096, 2**40)
+    journal_fsync_interval_s: float = spec(5.0, 0, 3_600)
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Refuse values that do not go together; subclasses add theirs.
+
+        Raises:
+            UsageError: naming them.
+        """
+        if not self.env_id or len(self.env_id) > 256:
+            raise UsageError(f"env_id = {self.env_id[:80]!r}: expected a registered gymnasium id")
+        if self.algorithm != self.NAME:
+            raise UsageError(f"algorithm = {self.algorithm[:80]!r}: these are hyperparameters of {self.NAME!r}")
+        if not 1 <= len(self.hidden) <= 16:
+            raise UsageError(f"hidden = {self.hidden}: expected 1..16 layers")
+        self._check_lockstep()
+        self._check_normalization()
+        self.check_kernels(self.runtime)
+
+    def check_kernels(self, runtime: str) -> None:
+        """Refuse a network that the kernels of `runtime` cannot hold.
+
+        Raises:
+            UsageError: too few bits, or an output, that `runtime` does not compute.
+        """
+        if runtime == "litert":
+            return
+        if self.activation_bits < 8:
+            raise UsageError(
+                f"activation_bits = {self.activation_bits}: the kernels of {runtime} are off by half a step of 8 "
+                "bits, which is a whole level of fewer",
+                hint="--set activation_bits=8, or LiteRT on every device and --set runtime=litert",
+            )
+        if self.head_output == "int16":
+            raise UsageError(
+                f"head_output = int16: {runtime} has no kernel that turns int8 into int16",
+                hint="--set head_output=float32, or LiteRT on every device and --set runtime=litert",
+            )
+
+    def _check_lockstep(self) -> None:
+        if self.lockstep and self.actors > 1:
+            raise UsageError(f"actors = {self.actors}: lockstep takes turns with one actor")
+        if self.lockstep and not self.checkpoint_period_steps:
+            raise UsageError(
+                "checkpoint_period_steps = 0: lockstep writes checkpoints at this period alone, and could not resume",
+                hint="--set checkpoint_period_steps=20000",
+            )
+
+    def _check_normalization(self) -> None:
+        scale, offset = self.observation_scale, self.observation_offset
+        if scale is None and offset is not None:
+            raise UsageError("observation_offset without observation_scale: expected both or neither")
+        if scale is not None and (not scale or 0.0 in scale or (offset is not None and len(offset) != len(scale))):
+            raise UsageError(
+                f"observation_scale = {scale}: expected one value other than 0 for each dimension and offset"
+            )
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with `changes`.
+
+        Raises:
+            UsageError: an unknown field, or a value that is not allowed.
+        """
+        for name in changes:
+            fields.known(type(self), name)
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dict that `quarl_edge.configure.config_from_json` reads back equal."""
+        return {"schema": CONFIG_SCHEMA, "version": __version__, **dataclasses.asdict(self)}
