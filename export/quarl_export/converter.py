@@ -81,9 +81,11 @@ def convert_float(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
             activation=None if index == last else "relu",
             kernel_initializer=keras.initializers.Constant(kernel),
             bias_initializer=keras.initializers.Constant(bias),
-            name="q_values" if index == last else f"hidden_{index}",
+            name=spec.head_layer if index == last else f"hidden_{index}",
         )
         tensor = dense(tensor)
+    if spec.head == "action":
+        tensor = keras.layers.Activation("tanh", name=spec.role)(tensor)
     return _run(keras.Model(observation, tensor, name="policy_float"), ConverterSettings(weights="float32"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from quarl_export.parity import lsb_errors, twin_outputs
 from quarl_export.patcher import build_patcher
 from quarl_export.pipeline import BuiltFile, ExportOptions, build_file
 from quarl_export.schemes import SchemeOptions
-from quarl_export.snapshot import for_export
+from quarl_export.snapshot import PolicySnapshot, for_export
 
 _PARITY_SAMPLES = 256
 # Float sums in another order may put one value in ten thousand on the other side of a rounding edge.
@@ -223,7 +224,7 @@ def float_twin(policy: PolicyCheckpoint) -> bytes:
     policy.snapshot.check_finite()
     model = convert_float(policy.spec, policy.snapshot)
     graph = view(model)
-    names = {graph.inputs[0]: policy.spec.observations[0].key, graph.outputs[0]: policy.spec.head}
+    names = {graph.inputs[0]: policy.spec.observations[0].key, graph.outputs[0]: policy.spec.role}
     return _complete_file(repack(model, names=names), policy, scheme="float32")
 
 
@@ -239,7 +240,10 @@ def float_policy(checkpoint: Path) -> bytes:
 
 
 def _complete_file(plain: bytes, policy: PolicyCheckpoint, *, scheme: str) -> bytes:
-    contract = complete(policy.contract, policy.spec, scheme=scheme, normalized=policy.snapshot.normalized)
+    snapshot = policy.snapshot
+    contract = complete(
+        policy.contract, policy.spec, scheme=scheme, normalized=snapshot.normalized, log_std=snapshot.log_std
+    )
     given: Mapping[str, NDArray[Any]] = policy.golden_observations
     if not given:
         given = golden_observations(policy.spec, policy.snapshot)
@@ -260,15 +264,30 @@ def _parity(policy: PolicyCheckpoint, file: PolicyFile) -> tuple[int, int]:
     samples = input_samples(policy.spec, policy.snapshot, count=_PARITY_SAMPLES, seed=1)
     observations = np.concatenate([golden, samples])
     outputs = run_file(file.data, file.contract, {key: observations})[role]
-    errors = lsb_errors(outputs, twin_outputs(policy.spec, policy.snapshot, observations), lsb=file.golden.lsb[role])
+    lsb = file.golden.lsb[role]
+    errors = lsb_errors(outputs, twin_outputs(policy.spec, policy.snapshot, observations), lsb=lsb)
     # A step of a hidden layer of fewer bits is as many of 8.
     limit = _MAX_PARITY_LSB * 2 ** (8 - policy.spec.quantization.activation_bits)
+    if policy.spec.head == "action":
+        limit *= max(1, math.ceil(_step_behind_tanh(policy.snapshot) / lsb))
     if errors.max() > limit:
         raise SelfTestError(
             f"the file is up to {errors.max()} LSB off the network in {default_runtime().name}: expected at most "
             f"{limit}"
         )
     return int(errors[: len(golden)].max()), int(errors[len(golden) :].max())
+
+
+def _step_behind_tanh(snapshot: PolicySnapshot) -> float:
+    """Return how far one step of the last hidden layer moves the action at most.
+
+    The range before a tanh ends where that saturates, so a hidden step may be many steps of a policy that goes far
+    beyond; a tanh is nowhere steeper than 1.
+    """
+    low, high = snapshot.ranges[-1].tolist()
+    before, after = snapshot.head_range.tolist()
+    step: float = (high - low) / 255 * float(np.abs(snapshot.kernels[-1]).max()) + (after - before) / 255
+    return step
 
 
 __all__ = [

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_device.errors import NonFiniteError, PatchError, UsageError
+from quarl_export.ir.policy_graph import FIXED_RANGES
 from quarl_export.keras2 import keras, tf, tfmot
 from quarl_export.networks import NetworkSpec
 from quarl_export.quantizers import (
     MIN_ACTIVATION_RANGE,
     DenseQuantizeConfig,
+    FixedRangeLayer,
     NormalizeLayer,
     RangeLayer,
     RangeQuantizer,
@@ -25,9 +28,10 @@ _Wrapper = tfmot.quantization.keras.QuantizeWrapperV2
 class QatPolicy:
     """A dense ReLU network that computes in training what its file will compute on a device.
 
-    ``policy.model(observation, training=...)`` maps float32 ``[batch, inputs]`` to Q values float32
-    ``[batch, actions]``. It may be called inside ``tf.function(jit_compile=True)`` and inside loops; ranges move only
-    where ``training=True``. `training` must be a Python bool.
+    ``policy.model(observation, training=...)`` maps float32 ``[batch, inputs]`` to what the head gives, float32
+    ``[batch, head_units]``: Q values, logits, actions within -1 and 1, or a gaussian's means. It may be called inside
+    ``tf.function(jit_compile=True)`` and inside loops; ranges move only where ``training=True``. `training` must be a
+    Python bool.
 
     Args:
         spec: what to build.
@@ -38,9 +42,11 @@ class QatPolicy:
     Attributes:
         spec: as given.
         normalized: whether there is a normaliser.
-        model: the trainable Keras model, observation to Q values; its output is not fake-quantized.
-        export_model: what the file computes: the same layers, with the output on the head's int8 grid if it has one.
-        trainable_variables: kernels and biases, in layer order.
+        model: the trainable Keras model; its output is not fake-quantized, and a tanh at its end is one in float.
+        linear_model: the same without that tanh; the same object where there is none.
+        export_model: what the file computes: the same layers, with the head on its int8 grids if it has some.
+        log_std: trainable, float32 ``[head_units]``, of a gaussian head; `None` for any other.
+        trainable_variables: kernels and biases, in layer order, then log_std.
         variables: all variables that `snapshot` holds, in the same order for every policy of one spec.
     """
 
@@ -50,7 +56,7 @@ class QatPolicy:
         self._dense = [
             keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")
             for index, units in enumerate(spec.hidden)
-        ] + [keras.layers.Dense(spec.num_actions, name="q_values")]
+        ] + [keras.layers.Dense(spec.head_units, name=spec.head_layer)]
         decay, rule = spec.quantization.range_decay, spec.quantization.input_range
         bits = spec.quantization.activation_bits
         self._ranges = [RangeQuantizer(decay=decay, follow=rule)]
@@ -58,7 +64,11 @@ class QatPolicy:
         self._head = RangeQuantizer(bits=16 if spec.quantization.head_output == "int16" else 8)
         self._normalizer = NormalizeLayer(name="normalize") if normalize else None
         self._build()
+        gaussian = spec.head == "gaussian"
+        self.log_std = tf.Variable(tf.zeros(spec.head_units), name="log_std") if gaussian else None
         self.trainable_variables: list[Any] = list(self.model.trainable_variables)
+        if self.log_std is not None:
+            self.trainable_variables.append(self.log_std)
         self.variables: list[Any] = self._arrays() + self._scalars()
         self._read = tf.function(self._read_variables)
         batch = tf.TensorSpec((None, spec.observation_size), tf.float32)
@@ -75,9 +85,16 @@ class QatPolicy:
         in_float, head = quantization.head_output == "float32", self._dense[-1]
         quantized_head = DenseQuantizeConfig(None, bits=quantization.weight_bits)
         tensor = head(tensor) if in_float else _Wrapper(head, quantized_head)(tensor)
-        self.model = keras.Model(observation, tensor, name="policy")
+        self.linear_model = self.model = keras.Model(observation, tensor, name="policy")
         gridded = RangeLayer(self._head, name="head")(tensor)
-        self.export_model = keras.Model(observation, tensor if in_float else gridded, name="policy_export")
+        exported = tensor if in_float else gridded
+        if self.spec.head == "action":
+            tanh = keras.layers.Activation("tanh", name=self.spec.role)
+            self.model = keras.Model(observation, tanh(tensor), name="policy")
+            exported = tanh(exported)
+            if not in_float:
+                exported = FixedRangeLayer(*FIXED_RANGES["tanh"], name="kernel_range")(exported)
+        self.export_model = keras.Model(observation, exported, name="policy_export")
 
     def _arrays(self) -> list[Any]:
         arrays = list(self.trainable_variables)
@@ -105,6 +122,7 @@ class QatPolicy:
             ranges=sites[:, :2],
             range_updates=sites[:, 2],
             head_range=numbers[-2:],
+            log_std=values[2 * layers] if self.log_std is not None else None,
             offset=values[-2] if self.normalized else None,
             scale=values[-1] if self.normalized else None,
         )
@@ -118,6 +136,8 @@ class QatPolicy:
         if snapshot.normalized != self.normalized:
             raise PatchError("snapshot and policy differ: one has a normaliser, the other none")
         values: list[Any] = [value for pair in zip(snapshot.kernels, snapshot.biases, strict=True) for value in pair]
+        if snapshot.log_std is not None:
+            values.append(snapshot.log_std)
         if snapshot.offset is not None:
             values += [snapshot.offset, snapshot.scale]
         for (low, high), updates in zip(snapshot.ranges, snapshot.range_updates, strict=True):
@@ -163,23 +183,24 @@ class QatPolicy:
 
     @property
     def head_range(self) -> tuple[float, float]:
-        """Range (low, high) of the exported output."""
+        """Range (low, high) of the last dense layer in the file: of the output, or of what goes into its tanh."""
         return float(self._head.minimum.numpy()), float(self._head.maximum.numpy())
 
     def set_head_range(self, low: float, high: float) -> None:
-        """Set the exported output's range; it is opened to include zero and to a minimal width.
+        """Set the head's range; it is opened to include zero and to a minimal width, and cut where a tanh saturates.
 
         Raises:
             NonFiniteError: NaN or Inf.
         """
         if not (np.isfinite(low) and np.isfinite(high)):
             raise NonFiniteError(f"head range ({low}, {high}) is not finite")
-        low = min(float(low), 0.0)
+        limit = self.spec.head_limit
+        low = max(min(float(low), 0.0), -limit)
         self._head.minimum.assign(low)
-        self._head.maximum.assign(max(float(high), 0.0, low + MIN_ACTIVATION_RANGE))
+        self._head.maximum.assign(min(max(float(high), 0.0, low + MIN_ACTIVATION_RANGE), limit))
 
     def head_range_from(self, observations: NDArray[np.float32]) -> tuple[float, float]:
-        """Set the exported output's range from recent `observations`, with its margin, and return it.
+        """Set the head's range from recent `observations`, with its margin, and return it.
 
         Args:
             observations: float32 ``[any, inputs]``, best the same number each time.
@@ -198,13 +219,20 @@ class QatPolicy:
         self._head.maximum.assign(high)
 
     def head_extremes(self, observations: Any) -> tuple[Any, Any]:
-        """Return the output's extremes over `observations` as scalar tensors, widened by the margin, zero inside."""
-        q_values = self.model(observations, training=False)
+        """Return the ends of the head's range over `observations` as scalar tensors: `head_range`, not yet set.
+
+        They are the extremes of the last dense layer, widened by the margin, zero inside. Before a tanh they are cut
+        where that saturates: the steps go where it still moves.
+        """
+        values = self.linear_model(observations, training=False)
         if self.spec.quantization.center_q:
-            q_values -= tf.reduce_mean(q_values, axis=1, keepdims=True)
-        low = tf.minimum(tf.reduce_min(q_values), 0.0)
-        high = tf.maximum(tf.reduce_max(q_values), 0.0)
+            values -= tf.reduce_mean(values, axis=1, keepdims=True)
+        low = tf.minimum(tf.reduce_min(values), 0.0)
+        high = tf.maximum(tf.reduce_max(values), 0.0)
         margin = self.spec.quantization.head_margin * (high - low)
         low = tf.where(low < 0.0, low - margin, low)
         high = tf.where(high > 0.0, high + margin, high)
+        limit = self.spec.head_limit
+        if math.isfinite(limit):
+            low, high = tf.maximum(low, -limit), tf.minimum(high, limit)
         return low, tf.maximum(high, low + MIN_ACTIVATION_RANGE)
