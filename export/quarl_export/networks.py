@@ -83,6 +83,9 @@ class NetworkSpec:
         head: "q_values" or "logits" of discrete actions: one linear output each; "action" of a box: a last dense layer,
             then tanh; "gaussian" of a box: the mean, linear, beside a log_std that does not depend on the observation.
         quantization: see `QuantizationSpec`.
+        dueling: Q values are learned as a value and advantages without their mean: the first half of the last hidden
+            layer feeds the value, the rest the advantages. Both are linear, so they add up to one dense layer, and the
+            file is that of the same network without (`in_file`).
 
     Raises:
         UnsupportedSpace: an observation or action that this version or the head does not take.
@@ -94,6 +97,7 @@ class NetworkSpec:
     hidden: tuple[int, ...] = (256, 256)
     head: HeadKind = "q_values"
     quantization: QuantizationSpec = field(default_factory=QuantizationSpec)
+    dueling: bool = False
 
     def __post_init__(self) -> None:
         _check_observations(self.observations)
@@ -102,6 +106,20 @@ class NetworkSpec:
             raise UsageError(f"{len(self.hidden)} hidden layers: expected 1-{MAX_HIDDEN_LAYERS}")
         if any(not 1 <= units <= MAX_UNITS for units in self.hidden):
             raise UsageError(f"hidden units {self.hidden}: each must be in 1..{MAX_UNITS}")
+        if self.dueling and self.head != "q_values":
+            raise UsageError(f"dueling is for q_values heads; the policy has a {self.head} head")
+        if self.dueling and self.value_units < 1:
+            raise UsageError("dueling halves the last hidden layer: expected at least 2 units")
+
+    @property
+    def in_file(self) -> NetworkSpec:
+        """The network as its file has it."""
+        return dataclasses.replace(self, dueling=False)
+
+    @property
+    def value_units(self) -> int:
+        """Units of the last hidden layer that feed the value of a dueling head."""
+        return self.hidden[-1] // 2
 
     @property
     def observation_size(self) -> int:
@@ -135,8 +153,8 @@ class NetworkSpec:
         return tuple(itertools.pairwise(widths))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict that `from_json` reads back equal."""
-        return {
+        """Return a JSON-able dict that `from_json` reads back equal; without what is not used, as it always was."""
+        plain: dict[str, Any] = {
             "schema": NETWORK_SCHEMA,
             "observations": [spec_to_json(spec) for spec in self.observations],
             "action": spec_to_json(self.action),
@@ -144,6 +162,7 @@ class NetworkSpec:
             "head": self.head,
             "quantization": vars(self.quantization),
         }
+        return {**plain, "dueling": True} if self.dueling else plain
 
     @classmethod
     def from_json(cls, data: Any) -> NetworkSpec:
@@ -162,6 +181,7 @@ class NetworkSpec:
                 hidden=tuple(int(units) for units in data["hidden"]),
                 head=data["head"],
                 quantization=QuantizationSpec(**data["quantization"]),
+                dueling=data.get("dueling", False) is True,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"network does not hold: {error}") from error

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_device.errors import NonFiniteError, PatchError, UsageError
+from quarl_export.dueling import DuelingHead, unfolded
 from quarl_export.ir.policy_graph import FIXED_RANGES
 from quarl_export.keras2 import keras, tf, tfmot
 from quarl_export.networks import NetworkSpec
@@ -19,9 +20,11 @@ from quarl_export.quantizers import (
     NormalizeLayer,
     RangeLayer,
     RangeQuantizer,
+    WeightQuantizer,
 )
 from quarl_export.snapshot import PolicySnapshot, initial_snapshot
 
+_DUELING_ARRAYS = 4
 _Wrapper = tfmot.quantization.keras.QuantizeWrapperV2
 
 
@@ -46,17 +49,20 @@ class QatPolicy:
         linear_model: the same without that tanh; the same object where there is none.
         export_model: what the file computes: the same layers, with the head on its int8 grids if it has some.
         log_std: trainable, float32 ``[head_units]``, of a gaussian head; `None` for any other.
-        trainable_variables: kernels and biases, in layer order, then log_std.
-        variables: all variables that `snapshot` holds, in the same order for every policy of one spec.
+        trainable_variables: kernels and biases, in layer order, then log_std; a dueling head has a pair of the value
+            and one of the advantages.
+        variables: all that a policy has learned, in the same order for every policy of one spec. A snapshot holds
+            the same, a dueling head as the dense layer that it is in the file.
     """
 
     def __init__(self, spec: NetworkSpec, *, seed: int = 0, normalize: bool = False) -> None:
         self.spec = spec
         self.normalized = normalize
-        self._dense = [
+        self._hidden = [
             keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")
             for index, units in enumerate(spec.hidden)
-        ] + [keras.layers.Dense(spec.head_units, name=spec.head_layer)]
+        ]
+        self._last = self._last_layer()
         decay, rule = spec.quantization.range_decay, spec.quantization.input_range
         bits = spec.quantization.activation_bits
         self._ranges = [RangeQuantizer(decay=decay, follow=rule)]
@@ -75,16 +81,24 @@ class QatPolicy:
         self._extremes = tf.function(self.head_extremes, input_signature=[batch])
         self.restore(initial_snapshot(spec, seed=seed, normalized=normalize))
 
+    def _last_layer(self) -> Any:
+        """Return the layer that ends the linear model, with its kernel on the int8 grid unless the head is in float."""
+        spec, quantization = self.spec, self.spec.quantization
+        in_float, bits = quantization.head_output == "float32", quantization.weight_bits
+        if spec.dueling:
+            quantizer = None if in_float else WeightQuantizer(bits=bits)
+            return DuelingHead(spec.head_units, value_units=spec.value_units, quantizer=quantizer, name=spec.head_layer)
+        dense = keras.layers.Dense(spec.head_units, name=spec.head_layer)
+        return dense if in_float else _Wrapper(dense, DenseQuantizeConfig(None, bits=bits))
+
     def _build(self) -> None:
         observation = keras.Input((self.spec.observation_size,), name="observation")
         tensor = observation if self._normalizer is None else self._normalizer(observation)
         tensor = RangeLayer(self._ranges[0], name="input")(tensor)
         quantization = self.spec.quantization
-        for dense, activation in zip(self._dense[:-1], self._ranges[1:], strict=True):
+        for dense, activation in zip(self._hidden, self._ranges[1:], strict=True):
             tensor = _Wrapper(dense, DenseQuantizeConfig(activation, bits=quantization.weight_bits))(tensor)
-        in_float, head = quantization.head_output == "float32", self._dense[-1]
-        quantized_head = DenseQuantizeConfig(None, bits=quantization.weight_bits)
-        tensor = head(tensor) if in_float else _Wrapper(head, quantized_head)(tensor)
+        in_float, tensor = quantization.head_output == "float32", self._last(tensor)
         self.linear_model = self.model = keras.Model(observation, tensor, name="policy")
         gridded = RangeLayer(self._head, name="head")(tensor)
         exported = tensor if in_float else gridded
@@ -107,13 +121,17 @@ class QatPolicy:
         return [*scalars, self._head.minimum, self._head.maximum]
 
     def _read_variables(self) -> tuple[list[Any], Any]:
-        return [variable.read_value() for variable in self._arrays()], tf.stack(self._scalars())
+        arrays = self._arrays()
+        if self.spec.dueling:
+            last = len(self.model.trainable_variables)
+            arrays[last - _DUELING_ARRAYS : last] = self._last.folded()
+        return [tf.identity(array) for array in arrays], tf.stack(self._scalars())
 
     def snapshot(self) -> PolicySnapshot:
         """Return the current state in numpy: one batched read, well under a millisecond for 3x256."""
         arrays, scalars = self._read()
         values = [array.numpy() for array in arrays]
-        layers = len(self._dense)
+        layers = len(self.spec.kernel_shapes)
         numbers = scalars.numpy()
         sites = numbers[:-2].reshape(-1, 3)
         return PolicySnapshot(
@@ -128,7 +146,7 @@ class QatPolicy:
         )
 
     def restore(self, snapshot: PolicySnapshot) -> None:
-        """Take over everything from `snapshot`.
+        """Take over everything from `snapshot`; a dueling head to within rounding, since its snapshot is folded.
 
         Raises:
             PatchError: `snapshot` is of another architecture.
@@ -136,6 +154,8 @@ class QatPolicy:
         if snapshot.normalized != self.normalized:
             raise PatchError("snapshot and policy differ: one has a normaliser, the other none")
         values: list[Any] = [value for pair in zip(snapshot.kernels, snapshot.biases, strict=True) for value in pair]
+        if self.spec.dueling:
+            values[-2:] = unfolded(*values[-2:], value_units=self.spec.value_units)
         if snapshot.log_std is not None:
             values.append(snapshot.log_std)
         if snapshot.offset is not None:

@@ -27,7 +27,7 @@ class PolicySnapshot:
     """One moment of a policy. All arrays are float32 and are not written to.
 
     Attributes:
-        kernels: ``[inputs, units]`` of each dense layer, head last.
+        kernels: ``[inputs, units]`` of each dense layer, head last; of a dueling one what it adds up to.
         biases: ``[units]`` of each dense layer, head last.
         ranges: ``[sites, 2]``, (minimum, maximum) at the network's input and after each hidden layer.
         range_updates: ``[sites]``, training calls that each range has seen.
@@ -137,6 +137,8 @@ def initial_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) 
     for layer, (inputs, units) in enumerate(spec.kernel_shapes):
         limit = head_init if layer == len(spec.hidden) else np.sqrt(6.0 / inputs)
         kernels.append(rng.uniform(-limit, limit, (inputs, units)).astype(np.float32))
+    if spec.dueling:
+        kernels[-1] = _dueling(kernels[-1], value_units=spec.value_units)
     sites = 1 + len(spec.hidden)
     ranges = np.tile(np.array([0.0, START_RANGE], np.float32), (sites, 1))
     ranges[0, 0] = -START_RANGE
@@ -151,6 +153,13 @@ def initial_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) 
         offset=np.zeros(spec.observation_size, np.float32) if normalized else None,
         scale=np.ones(spec.observation_size, np.float32) if normalized else None,
     )
+
+
+def _dueling(kernel: Float32, *, value_units: int) -> Float32:
+    """Return a head's kernel as a dueling head's: a value that all actions share, above advantages without mean."""
+    value, advantage = kernel[:value_units, :1], kernel[value_units:]
+    shared = np.repeat(value, kernel.shape[1], axis=1)
+    return np.concatenate([shared, advantage - advantage.mean(axis=1, keepdims=True)])
 
 
 def centered(snapshot: PolicySnapshot) -> PolicySnapshot:

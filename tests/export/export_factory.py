@@ -19,6 +19,7 @@ def make_spec(
     actions: int = 2,
     center_q: bool = False,
     head: HeadKind = "q_values",
+    dueling: bool = False,
     **quantization: Any,
 ) -> NetworkSpec:
     """`actions` are discrete ones, or elements of a box whose bounds differ from each other and from their mirror."""
@@ -27,6 +28,7 @@ def make_spec(
         action=make_box(actions) if HEADS[head] == "box" else ActionSpec(kind="discrete", n=actions),
         hidden=hidden,
         head=head,
+        dueling=dueling,
         quantization=QuantizationSpec(center_q=center_q, **quantization),
     )
 
