@@ -10,7 +10,7 @@ import pytest
 from export_factory import make_contract, make_spec, observations
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quarl_export.parity import lsb_errors, twin_outputs
+from keras_twin import lsb_errors, twin_outputs
 
 from quarl_device.errors import PatchError, UsageError
 from quarl_export.audit import audit

@@ -13,7 +13,7 @@ import pytest
 from export_factory import make_contract, make_spec, observations, random_snapshot
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from quarl_export.parity import lsb_errors, twin_outputs
+from keras_twin import lsb_errors, twin_outputs
 
 from quarl_device.errors import NonFiniteError, PatchError
 from quarl_device.heads import softmax
