@@ -163,6 +163,9 @@ class BoxHead:
         self._offset = np.array(action.offset or [0.0] * size, np.float64)
         self._low, self._high = (bound.ravel() for bound in float32_bounds(action))
         self.greedy: Decide = self._greedy
+        self.draw: Draw = self._draw
+        if shape == action.shape and size <= FEW and outputs[0].flat and not self._many and self._log_std.size == size:
+            self.draw = self._few_draws()
         if shape == action.shape and size <= FEW and outputs[0].flat:
             if outputs[0].dtype in ("int8", "uint8"):
                 self.greedy = self._few_stored()
@@ -235,7 +238,7 @@ class BoxHead:
         mean, log_std = self._distribution(results)
         return self._finish(mean + np.exp(log_std) * rng.standard_normal(mean.shape))
 
-    def draw(self, results: Any, noise: Array) -> tuple[Array, Array, Array]:
+    def _draw(self, results: Any, noise: Array) -> tuple[Array, Array, Array]:
         """Return an action drawn with given noise, and what it was drawn as.
 
         Args:
@@ -244,7 +247,7 @@ class BoxHead:
 
         Returns:
             The action, float32; the sample `mean + exp(log_std) * noise`, float32 [B, *action's shape]; the log of the
-            gaussian's density at that sample, as rounded, float64 [B].
+            gaussian's density at that sample, as rounded, float64 [B], or a number where B is 1.
 
         Raises:
             ModelFileError: the outputs are not finite.
@@ -257,6 +260,34 @@ class BoxHead:
         if not np.isfinite(log_prob).all():
             raise ModelFileError("its outputs are not finite")
         return self._finish(sample.astype(np.float64)), sample.reshape(-1, *self._action_shape), log_prob
+
+    def _few_draws(self) -> Draw:
+        """Return the same for the few numbers of one observation with a constant log_std, in Python's own floats."""
+        log_std = np.clip(self._log_std, -MAX_LOG_STD, MAX_LOG_STD)
+        constant = -float((log_std + 0.5 * _LOG_2_PI).sum())
+        zero_point, step = float(self._outputs[0].zero_point), self._outputs[0].scale or 1.0
+        spreads, numbers, squash = np.exp(log_std).tolist(), self._numbers(), math.tanh if self._squash else None
+        empty, empty_sample = np.zeros(self._shape, np.float32), np.zeros((1, *self._action_shape), np.float32)
+
+        def draw(results: Array, noise: Array) -> tuple[Array, Array, float]:
+            means = [(value - zero_point) * step for value in results.tolist()[0]]
+            sample, action = empty_sample.copy(), empty.copy()
+            sample.flat = [m + s * n for m, s, n in zip(means, spreads, noise.ravel().tolist(), strict=True)]
+            rounded = sample.ravel().tolist()
+            log_prob = constant
+            for value, mean, spread in zip(rounded, means, spreads, strict=True):
+                standard = (value - mean) / spread
+                log_prob -= 0.5 * standard * standard
+            if not math.isfinite(log_prob):
+                raise ModelFileError("its outputs are not finite")
+            values = []
+            for value, (scale, offset, low, high) in zip(rounded, numbers, strict=True):
+                number = (squash(value) if squash else value) * scale + offset
+                values.append(low if number < low else high if number > high else number)
+            action.flat = values
+            return action, sample, log_prob
+
+        return draw
 
     def _distribution(self, results: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return mean and log standard deviation, [B, size] and what broadcasts to it."""
