@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.contract import ActionSpec, Head
+from quarl_device.drawing import GaussianHead, draw_index, draw_indices
 from quarl_device.errors import ModelFileError, UnsupportedSpace
-from quarl_device.heads import BoxHead, OutputBinding, draw_index, draw_indices, real_output, softmax
+from quarl_device.heads import OutputBinding, real_output, softmax
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 
@@ -167,7 +168,7 @@ def test_few_numbers_one_by_one_are_what_arrays_give(dtype, squash, seed):
     contract = dataclasses.replace(GAUSSIAN.contract, action=action, head=head)
     quantized = {"scale": 0.05, "zero_point": -7, "dtype": "int8"} if dtype == "int8" else {}
     outputs = (OutputBinding(role="mean", tensor="m", **quantized),)
-    few, arrays = (BoxHead(contract, outputs, shape=shape) for shape in ((2, 3), (1, 2, 3)))
+    few, arrays = (GaussianHead(contract, outputs, shape=shape) for shape in ((2, 3), (1, 2, 3)))
     stored = rng.integers(-128, 128, (1, 6)).astype(dtype)
     noise = rng.normal(size=(1, 2, 3))
     for found, wanted in zip(few.draw(stored, noise), arrays.draw(stored, noise), strict=True):
