@@ -1,6 +1,8 @@
 """Small tasks with continuous and stochastic policies for tests of the algorithms."""
 
 import numpy as np
+import pytest
+import tensorflow as tf
 
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_edge.configure import make_config
@@ -63,3 +65,15 @@ def rollout(act, reward, *, steps=8, envs=4, seed=0, **extra):
         valid=always,
         extra={**extras, **extra},
     )
+
+
+@pytest.fixture
+def without_xla(monkeypatch):
+    """Trace updates as plain graphs: the same arithmetic, without seconds of compilation for each network."""
+    function = tf.function
+
+    def plain(*arguments, jit_compile=False, **named):
+        assert jit_compile in (False, True)
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(tf, "function", plain)

@@ -4,11 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from continuous_factory import BOX, box_batch, policy, replay_config
+from continuous_factory import BOX, box_batch, policy, replay_config, without_xla
 
 from quarl_device.errors import CheckpointError
 from quarl_edge.algorithms import ALGORITHMS
 
+__all__ = ["without_xla"]
 NAMES = ("ddpg", "d4pg")
 
 
@@ -40,6 +41,7 @@ def test_k_fused_updates_equal_k_single_ones(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_it_learns_where_the_best_action_lies(name):
     """Episodes of one step; the best action is the observation itself, scaled to the box: -2..2 and 0..1."""
 
@@ -52,7 +54,7 @@ def test_it_learns_where_the_best_action_lies(name):
         name, learning_rate=3e-3, critic_learning_rate=3e-3, hidden=(32, 32), critic_hidden=(64, 64), batch_size=64,
         target_tau=0.05, target_period_updates=0, **atoms,
     )  # fmt: skip
-    for seed in range(400):
+    for seed in range(200):
         algorithm.update(box_batch(size=64, seed=seed, reward=reward))
     seen = box_batch(steps=1, size=200, seed=999).observation[0]
     unit = algorithm.policy.model(seen, training=False).numpy()
@@ -60,6 +62,7 @@ def test_it_learns_where_the_best_action_lies(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_targets_are_copied_by_period_or_blended(name):
     copied = build(name, target_tau=0.0, target_period_updates=4)
     copied.update(box_batch())
@@ -75,6 +78,7 @@ def test_targets_are_copied_by_period_or_blended(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_a_terminated_transition_does_not_look_further(name):
     one, other = build(name), build(name)
     done = box_batch(reward=lambda seen, action: seen[..., 0], discount=0.0)
@@ -85,6 +89,7 @@ def test_a_terminated_transition_does_not_look_further(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_errors_are_told_and_weights_heeded(name):
     one, other = build(name), build(name)
     whole = step(box_batch(), 0)
@@ -98,6 +103,7 @@ def test_errors_are_told_and_weights_heeded(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_compiling_changes_nothing_and_restoring_goes_on_exactly(name):
     algorithm, other = build(name), build(name, seed=7)
     before = algorithm.arrays()
@@ -114,6 +120,7 @@ def test_compiling_changes_nothing_and_restoring_goes_on_exactly(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_noise_falls_and_comes_with_its_kind(name):
     algorithm = build(name, noise="ornstein_uhlenbeck", noise_initial=0.5, noise_final=0.1, noise_steps=100)
     assert [algorithm.exploration(steps).values[0] for steps in (0, 50, 900)] == pytest.approx([0.5, 0.3, 0.1])
@@ -121,6 +128,7 @@ def test_noise_falls_and_comes_with_its_kind(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_the_normaliser_reaches_every_network(name):
     algorithm = build(name)
     offset, scale = np.float32([1, 2, 3]), np.float32([2, 2, 0.5])

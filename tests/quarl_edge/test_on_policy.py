@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from continuous_factory import BOX, DISCRETE, policy, rollout, round_config
+from continuous_factory import BOX, DISCRETE, policy, rollout, round_config, without_xla
 
 from quarl_device.errors import CheckpointError
 from quarl_edge.algorithms import ALGORITHMS
 
+__all__ = ["without_xla"]
 NAMES = ("ppo", "a2c")
 RATES = {"learning_rate": 1e-2, "value_learning_rate": 1e-2, "discount": 0.9}
 
@@ -42,6 +43,7 @@ def draws(algorithm):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_it_learns_which_action_pays(name):
     """Episodes of one step: action 1 where the first value is positive, else action 2."""
 
@@ -49,7 +51,7 @@ def test_it_learns_which_action_pays(name):
         return (action == np.where(seen[..., 0] > 0, 1, 2)).astype(np.float32)
 
     algorithm = build(name, minibatches=1, epochs=4 if name == "ppo" else 1)
-    for seed in range(150):
+    for seed in range(80):
         algorithm.update(rollout(draws(algorithm), reward, envs=16, seed=seed))
     seen = np.random.default_rng(999).uniform(-1, 1, (300, 3)).astype(np.float32)
     chosen = algorithm.policy.model(seen, training=False).numpy().argmax(-1)
@@ -57,6 +59,7 @@ def test_it_learns_which_action_pays(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_it_learns_where_the_best_action_lies(name):
     """The best mean is the observation; what is drawn is in the head's own units."""
 
@@ -64,7 +67,7 @@ def test_it_learns_where_the_best_action_lies(name):
         return -((action - seen[..., :2]) ** 2).sum(-1)
 
     algorithm = build(name, head="gaussian", minibatches=1, epochs=4 if name == "ppo" else 1)
-    for seed in range(200):
+    for seed in range(120):
         algorithm.update(rollout(draws(algorithm), reward, envs=32, seed=seed))
     seen = np.random.default_rng(999).uniform(-1, 1, (300, 3)).astype(np.float32)
     mean = algorithm.policy.model(seen, training=False).numpy()
@@ -72,6 +75,7 @@ def test_it_learns_where_the_best_action_lies(name):
     assert (algorithm.policy.log_std.numpy() < -0.5).all(), "sure of itself by now"
 
 
+@pytest.mark.usefixtures("without_xla")
 def test_a_policy_far_from_what_acted_is_not_pushed_further():
     """PPO's clip: where the ratio is beyond it already, no gradient is left."""
     algorithm = build("ppo", minibatches=1, epochs=1, entropy_cost=0.0, standardize_advantages=False)
@@ -84,6 +88,7 @@ def test_a_policy_far_from_what_acted_is_not_pushed_further():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
 def test_steps_that_were_none_teach_nothing(name):
     one, other = build(name, minibatches=1), build(name, minibatches=1)
     made = rollout(draws(one), lambda seen, action: seen[..., 0])
@@ -113,6 +118,7 @@ def test_compiling_changes_nothing_and_restoring_goes_on_exactly(name, head):
         algorithm.restore(build(name, head=head, hidden=(9,)).arrays())
 
 
+@pytest.mark.usefixtures("without_xla")
 def test_actors_are_told_to_sample_and_how_widely():
     assert build("ppo").exploration(0).kind == "sample"
     assert build("ppo").exploration(0).values == ()
