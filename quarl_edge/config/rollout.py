@@ -42,6 +42,11 @@ class RolloutConfig(TrainConfig):
         super().check_together()
         if not 1 <= len(self.value_hidden) <= 16 or not all(1 <= units <= 8_192 for units in self.value_hidden):
             raise UsageError(f"value_hidden = {self.value_hidden}: expected 1..16 layers of 1..8,192 units")
+        if self.lockstep and self.round_steps != self.block_steps:
+            raise UsageError(
+                f"round_steps = {self.round_steps}: in lockstep a round is a block of block_steps = {self.block_steps}",
+                hint=f"--set block_steps={self.round_steps}",
+            )
         if not (self.round_actors or self.actors):
             raise UsageError(
                 "round_actors = 0 and actors = 0: a round would have no actor",

@@ -40,14 +40,13 @@ class OnPolicyActorCritic(ABC):
     def __init__(self, config: RolloutConfig, policy: QatPolicy, *, log_std: float = 0.0) -> None:
         self._config = config
         self.policy = policy
-        self._gaussian = policy.spec.head == "gaussian"
-        size = len(policy.spec.action.low) if self._gaussian else 1
-        self._log_std = tf.Variable(tf.fill((size,), float(log_std)), name="log_std")
+        self._log_std = policy.log_std
+        if self._log_std is not None:
+            self._log_std.assign(tf.fill(self._log_std.shape, float(log_std)))
         self._value = FloatNetwork(
             policy.spec.observation_size, hidden=config.value_hidden, outputs=1, seed=config.seed + _VALUE_SEED
         )
-        self._policy_weights = [*policy.trainable_variables, *([self._log_std] if self._gaussian else [])]
-        self._policy_optimizer = _adam(config.learning_rate, config, self._policy_weights)
+        self._policy_optimizer = _adam(config.learning_rate, config, policy.trainable_variables)
         self._value_optimizer = _adam(config.value_learning_rate, config, self._value.trainable_variables)
         self._rng = np.random.Generator(np.random.PCG64(config.seed))
         self._advantages = tf.function(self._examine, jit_compile=True)
@@ -73,7 +72,7 @@ class OnPolicyActorCritic(ABC):
             np.zeros(lead, bool),
         )
         extra = {"log_prob": zeros} | (
-            {"sample": np.zeros((*lead, *action.shape), np.float32)} if self._gaussian else {}
+            {"sample": np.zeros((*lead, *action.shape), np.float32)} if self._log_std is not None else {}
         )
         self.update(
             Rollout(
@@ -91,7 +90,6 @@ class OnPolicyActorCritic(ABC):
 
     def update(self, rollout: Rollout) -> Learned:
         """Learn from one round: `epochs` passes of `minibatches` fused gradient steps each."""
-        config = self._config
         flat = {name: _flat(getattr(rollout, name)) for name in ("observation", "action")}
         advantage, returns = self._advantages(
             rollout.observation,
@@ -100,22 +98,27 @@ class OnPolicyActorCritic(ABC):
             rollout.terminated,
             rollout.ended,
         )
-        usable = np.flatnonzero(rollout.valid)
-        rows = max(1, usable.size // config.minibatches)
-        order = np.concatenate(
-            [self._rng.permutation(usable)[: rows * config.minibatches] for _ in range(config.epochs)]
-        ).reshape(-1, rows)
-        acted = flat["action"] if not self._gaussian else _flat(rollout.extra["sample"])
-        found = self._fused(
-            flat["observation"], acted, _flat(rollout.extra["log_prob"]), advantage, returns, order.astype(np.int32)
-        )
+        order = self._order(np.flatnonzero(rollout.valid), rollout.valid.size)
+        acted = flat["action"] if self._log_std is None else _flat(rollout.extra["sample"])
+        found = self._fused(flat["observation"], acted, _flat(rollout.extra["log_prob"]), advantage, returns, order)
         names = ("policy_loss", "value_loss", "entropy", "ratio_error")
         metrics = {name: float(value) for name, value in zip(names, found, strict=True)}
         return Learned(steps=len(order), metrics=metrics)
 
+    def _order(self, usable: NDArray[np.int64], rows: int) -> NDArray[np.int32]:
+        """Return which rows each gradient step sees, int32[steps, rows a step].
+
+        The shape is that of a round without dummy rows, whatever their number: XLA compiles once. Where there are
+        some, a pass begins again with the rows that it began with.
+        """
+        config = self._config
+        size = max(1, rows // config.minibatches)
+        passes = [np.resize(self._rng.permutation(usable), size * config.minibatches) for _ in range(config.epochs)]
+        return np.concatenate(passes).reshape(-1, size).astype(np.int32)
+
     def exploration(self, env_steps: int) -> Exploration:
         """Return how actors sample; see `Algorithm.exploration`."""
-        values = tuple(float(v) for v in self._log_std.numpy()) if self._gaussian else ()
+        values = () if self._log_std is None else tuple(float(v) for v in self._log_std.numpy())
         return Exploration(kind="sample", values=values)
 
     def set_normalizer(self, offset: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
@@ -141,7 +144,7 @@ class OnPolicyActorCritic(ABC):
             "optimizer": self._policy_optimizer.variables,
             "value_optimizer": self._value_optimizer.variables,
         }
-        return variables.named(groups, log_std=self._log_std)
+        return variables.named(groups)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -177,11 +180,12 @@ class OnPolicyActorCritic(ABC):
         observation = tf.cast(observation, tf.float32)
         if self._config.standardize_advantages:
             advantage = losses.standardize(advantage)
+        weights = self.policy.trainable_variables
         with tf.GradientTape() as tape:
             log_prob, entropy = self._distribution(self.policy.model(observation, training=True), action)
             policy_loss = tf.reduce_mean(self.policy_loss(log_prob, acted, advantage))
             loss = policy_loss - self._config.entropy_cost * tf.reduce_mean(entropy)
-        self._apply(self._policy_optimizer, tape.gradient(loss, self._policy_weights), self._policy_weights)
+        self._apply(self._policy_optimizer, tape.gradient(loss, weights), weights)
         with tf.GradientTape() as tape:
             value_loss = 0.5 * tf.reduce_mean(tf.square(returns - self._value(observation)[:, 0]))
         weights = self._value.trainable_variables
@@ -190,7 +194,7 @@ class OnPolicyActorCritic(ABC):
         return policy_loss, value_loss, tf.reduce_mean(entropy), drift
 
     def _distribution(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        if self._gaussian:
+        if self._log_std is not None:
             sample = tf.reshape(action, tf.shape(outputs))
             entropy = losses.gaussian_entropy(self._log_std)
             return losses.gaussian_log_prob(outputs, self._log_std, sample), entropy
