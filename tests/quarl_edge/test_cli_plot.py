@@ -6,6 +6,7 @@ import io
 import json
 import re
 import warnings
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
@@ -60,6 +61,14 @@ def test_an_svg_says_what_its_axes_lines_and_bands_are(seeds, tmp_path):
     assert any("3 seeds" in text for text in said)
     assert any("hidden=8 (seed 0)" in text for text in said)
     assert any("95 % t-interval of the mean over seeds" in text for text in said)
+
+
+def test_any_name_of_an_environment_makes_a_figure_that_opens(tmp_path, recwarn):
+    run = make_run(tmp_path, name="mine", env="<&\x00\x1b]$ 環境 \n" + "x" * 200)
+    curves = make_curves([look_at_run(run.path)])
+    ElementTree.fromstring(draw(curves, kind="svg"))  # noqa: S314 - ours
+    assert Image.open(io.BytesIO(draw(curves, kind="png"))).size[0] >= 1_000
+    assert not recwarn.list
 
 
 def test_the_same_runs_give_the_same_file(seeds):

@@ -1,6 +1,8 @@
 """`quarl-edge runs`: tables for people, objects for programs, and a damaged run is a row."""
 
 import json
+import subprocess
+import sys
 
 from run_factory import keep_policy, make_run
 
@@ -96,6 +98,19 @@ def test_one_run_is_none_to_compare(tmp_path, capsys):
     make_run(tmp_path, name="one")
     assert main(["runs", "compare", "one", "--runs", str(tmp_path)]) == 2
     assert "runs show" in capsys.readouterr().err
+
+
+def test_runs_and_their_curves_are_looked_at_without_tensorflow(tmp_path):
+    make_run(tmp_path, name="mine")
+    code = (
+        "import sys\nsys.modules['tensorflow'] = None\nfrom quarl_edge.cli import main\n"
+        "root = ['--runs', sys.argv[1]]\n"
+        "codes = [main(['runs', 'ls', *root]), main(['runs', 'show', 'mine', *root])]\n"
+        "codes.append(main(['plot', 'mine', '--out', sys.argv[1] + '/c.svg', *root]))\n"
+        "sys.exit(any(codes))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_sizes():
