@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import PolicyContract
+from quarl_device.contract import BARE_KEY, PolicyContract
 from quarl_device.errors import ContractError, SelfTestError, UnsupportedSpace
 from quarl_device.fillers import Filler
 from quarl_device.flatbuffer import Graph
@@ -31,7 +31,6 @@ from quarl_device.heads import (
     sample_index,
 )
 from quarl_device.hot_path import (
-    BARE_KEY,
     Act,
     RowByRow,
     compose,
