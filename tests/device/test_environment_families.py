@@ -77,7 +77,7 @@ def test_a_game_is_84_grey_pixels_alone_and_in_a_batch():
 
 def test_an_argument_that_the_preprocessing_cannot_go_with_is_one_clear_error():
     needs("ale_py")
-    with pytest.raises(EnvironmentMisbehaved, match="cannot be made with {'frameskip': 4}"):
+    with pytest.raises(EnvironmentMisbehaved, match=r"cannot be made with \{'frameskip': 4\}"):
         make_single(EnvSpec(env_id=PONG, kwargs={"frameskip": 4}))
 
 

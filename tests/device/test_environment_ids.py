@@ -178,5 +178,5 @@ def test_a_family_whose_package_is_broken(invented, tmp_path, monkeypatch):
     (tmp_path / "quarl_broken.py").write_text("raise OSError('libEGL.so: not found')")
     monkeypatch.syspath_prepend(tmp_path)
     invented(registrar="quarl_broken", modules=("quarl_broken",))
-    with pytest.raises(MissingExtra, match="cannot be imported: OSError: libEGL.so: not found"):
+    with pytest.raises(MissingExtra, match=r"cannot be imported: OSError: libEGL\.so: not found"):
         check_registered("invented/Thing-v0")
