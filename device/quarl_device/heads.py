@@ -19,18 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, PolicyContract
-from quarl_device.errors import ContractError, ModelFileError, UnsupportedSpace
+from quarl_device.errors import ContractError, UnsupportedSpace
 from quarl_device.flatbuffer import Graph, Tensor
 
 Array = NDArray[Any]
 Decide = Callable[[Any], Any]
 Sample = Callable[[Any, np.random.Generator], Any]
-Draw = Callable[[Any, Any], tuple[Any, Any, Any]]
-"""From results and noise to the action, the sample that became it, and that sample's log probability."""
 OUTPUT_DTYPES = ("float32", "int8", "uint8", "int16")
 # A standard deviation beyond e^±20 is no wish of any policy, and its square leaves float32.
 MAX_LOG_STD = 20.0
-_LOG_2_PI = math.log(2.0 * math.pi)
 FEW = 8
 """So many numbers are faster one by one in Python than as an array."""
 _HEADS_OF = {"discrete": ("q_values", "logits"), "box": ("action", "gaussian")}
@@ -143,21 +140,13 @@ class BoxHead:
         contract: with a box action and an `action` or `gaussian` head.
         outputs: as `bind_outputs` gives them.
         shape: shape of what comes out: the action's, or [B, *action's].
-        log_std: in place of the contract's constant one.
     """
 
-    def __init__(
-        self,
-        contract: PolicyContract,
-        outputs: tuple[OutputBinding, ...],
-        *,
-        shape: tuple[int, ...],
-        log_std: tuple[float, ...] = (),
-    ) -> None:
+    def __init__(self, contract: PolicyContract, outputs: tuple[OutputBinding, ...], *, shape: tuple[int, ...]) -> None:
         action, size = contract.action, action_size(contract)
-        self._shape, self._rows, self._action_shape = shape, (-1, size), action.shape
+        self._shape, self._rows = shape, (-1, size)
         self._outputs, self._many = outputs, len(outputs) > 1
-        self._log_std = np.array(log_std or contract.head.log_std, np.float64)
+        self._log_std = np.array(contract.head.log_std, np.float64)
         self._squash = contract.head.squash == "tanh"
         self._scale = np.array(action.scale or [1.0] * size, np.float64)
         self._offset = np.array(action.offset or [0.0] * size, np.float64)
@@ -235,29 +224,6 @@ class BoxHead:
         mean, log_std = self._distribution(results)
         return self._finish(mean + np.exp(log_std) * rng.standard_normal(mean.shape))
 
-    def draw(self, results: Any, noise: Array) -> tuple[Array, Array, Array]:
-        """Return an action drawn with given noise, and what it was drawn as.
-
-        Args:
-            results: of the runtime, B rows.
-            noise: standard normal numbers, [B, size] or more axes of as many elements.
-
-        Returns:
-            The action, float32; the sample `mean + exp(log_std) * noise`, float32 [B, *action's shape]; the log of the
-            gaussian's density at that sample, as rounded, float64 [B].
-
-        Raises:
-            ModelFileError: the outputs are not finite.
-        """
-        mean, log_std = self._distribution(results)
-        spread = np.exp(log_std)
-        sample = (mean + spread * noise.reshape(mean.shape)).astype(np.float32)
-        standard = (sample - mean) / spread
-        log_prob: Array = -0.5 * (standard * standard + 2.0 * log_std + _LOG_2_PI).sum(axis=1)
-        if not np.isfinite(log_prob).all():
-            raise ModelFileError("its outputs are not finite")
-        return self._finish(sample.astype(np.float64)), sample.reshape(-1, *self._action_shape), log_prob
-
     def _distribution(self, results: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return mean and log standard deviation, [B, size] and what broadcasts to it."""
         mean = self._wide(results[0] if self._many else results, 0)
@@ -329,46 +295,3 @@ def sample_index(output: OutputBinding, start: int) -> Sample:
         return start + min(int(shares.searchsorted(rng.random(), side="right")), shares.size - 1)
 
     return sample
-
-
-def draw_index(output: OutputBinding) -> Draw:
-    """Return what draws one observation's action from the softmax of its logits, with a fraction in [0, 1).
-
-    The action counts from 0, and is the sample too. Few numbers, so in Python.
-    """
-    scale = output.scale or 1.0
-
-    def draw(values: Array, fraction: float) -> tuple[int, int, float]:
-        row = values.ravel().tolist()
-        largest = max(row)
-        weights = [math.exp((value - largest) * scale) for value in row]
-        total = sum(weights)
-        if not 0.0 < total < math.inf:
-            raise ModelFileError("its logits are not finite")
-        left, chosen = fraction * total - weights[0], 0
-        # The last one, if rounding leaves something over.
-        while left >= 0.0 and chosen < len(weights) - 1:
-            chosen += 1
-            left -= weights[chosen]
-        return chosen, chosen, (row[chosen] - largest) * scale - math.log(total)
-
-    return draw
-
-
-def draw_indices(output: OutputBinding, batch_size: int, dtype: np.dtype[Any]) -> Draw:
-    """Return the same for batch_size observations and fractions: actions of `dtype`, and float64 log probabilities."""
-    scale = output.scale or 1.0
-
-    def draw(values: Array, fractions: Array) -> tuple[Array, Array, Array]:
-        logits = values.astype(np.float64).reshape(batch_size, -1)
-        shifted = (logits - logits.max(axis=1, keepdims=True)) * scale
-        shares = np.exp(shifted).cumsum(axis=1)
-        total = shares[:, -1]
-        if not np.isfinite(total).all():
-            raise ModelFileError("its logits are not finite")
-        chosen = np.minimum((shares <= (fractions * total)[:, None]).sum(axis=1), shares.shape[1] - 1)
-        log_prob = shifted[np.arange(batch_size), chosen] - np.log(total)
-        actions = chosen.astype(dtype)
-        return actions, actions, log_prob
-
-    return draw

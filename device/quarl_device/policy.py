@@ -13,18 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import BARE_KEY, PolicyContract
+from quarl_device.drawing import Draw, GaussianHead, draw_index, draw_indices
 from quarl_device.errors import ContractError, SelfTestError, UnsupportedSpace
 from quarl_device.fillers import Filler
 from quarl_device.flatbuffer import Graph
 from quarl_device.heads import (
     BoxHead,
     Decide,
-    Draw,
     Sample,
     bind_outputs,
     check_head,
-    draw_index,
-    draw_indices,
     greedy_index,
     greedy_indices,
     real_output,
@@ -184,7 +182,7 @@ class Policy:
         results, decide = self._batch_results if batch else self._results, draw_index(output)
         if contract.head.kind == "gaussian":
             shape = (self.batch_size, *contract.action.shape) if batch else contract.action.shape
-            decide = BoxHead(contract, self._outputs, shape=shape, log_std=log_std).draw
+            decide = GaussianHead(contract, self._outputs, shape=shape, log_std=log_std).draw
         elif batch:
             decide = draw_indices(output, self.batch_size, np.dtype(contract.action.dtype))
 

@@ -35,6 +35,8 @@ def convert(policy: QatPolicy) -> bytes:
     Raises:
         ConversionError: TensorFlow could not convert it.
     """
+    if policy.spec.dueling:
+        return convert_snapshot(policy.spec, policy.snapshot())
     model = _run(policy.export_model, ConverterSettings())
     return widened(model) if policy.spec.quantization.head_output == "int16" else model
 
@@ -59,7 +61,7 @@ def convert_snapshot(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
         ConversionError: TensorFlow could not convert it.
         PatchError: `snapshot` is not of `spec`.
     """
-    policy = QatPolicy(spec, normalize=snapshot.normalized)
+    policy = QatPolicy(spec.in_file, normalize=snapshot.normalized)
     policy.restore(snapshot)
     return convert(policy)
 
@@ -81,9 +83,11 @@ def convert_float(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
             activation=None if index == last else "relu",
             kernel_initializer=keras.initializers.Constant(kernel),
             bias_initializer=keras.initializers.Constant(bias),
-            name="q_values" if index == last else f"hidden_{index}",
+            name=spec.head_layer if index == last else f"hidden_{index}",
         )
         tensor = dense(tensor)
+    if spec.head == "action":
+        tensor = keras.layers.Activation("tanh", name=spec.role)(tensor)
     return _run(keras.Model(observation, tensor, name="policy_float"), ConverterSettings(weights="float32"))
 
 

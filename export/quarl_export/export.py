@@ -221,7 +221,7 @@ def float_twin(policy: PolicyCheckpoint) -> bytes:
     policy.snapshot.check_finite()
     model = convert_float(policy.spec, policy.snapshot)
     graph = view(model)
-    names = {graph.inputs[0]: policy.spec.observations[0].key, graph.outputs[0]: policy.spec.head}
+    names = {graph.inputs[0]: policy.spec.observations[0].key, graph.outputs[0]: policy.spec.role}
     return _complete_file(repack(model, names=names), policy, scheme="float32")
 
 
@@ -237,7 +237,10 @@ def float_policy(checkpoint: Path) -> bytes:
 
 
 def _complete_file(plain: bytes, policy: PolicyCheckpoint, *, scheme: str) -> bytes:
-    contract = complete(policy.contract, policy.spec, scheme=scheme, normalized=policy.snapshot.normalized)
+    snapshot = policy.snapshot
+    contract = complete(
+        policy.contract, policy.spec, scheme=scheme, normalized=snapshot.normalized, log_std=snapshot.log_std
+    )
     given: Mapping[str, NDArray[Any]] = policy.golden_observations
     if not given:
         given = golden_observations(policy.spec, policy.snapshot)

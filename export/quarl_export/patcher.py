@@ -126,7 +126,7 @@ class ConvertingPatcher:
         snapshot.check_finite()
         model = convert_snapshot(self.spec, for_export(self.spec, snapshot))
         graph = view(model)
-        names = {graph.inputs[0]: self.spec.observations[0].key, graph.outputs[0]: self.spec.head}
+        names = {graph.inputs[0]: self.spec.observations[0].key, graph.outputs[0]: self.spec.role}
         self.data = repack(model, names=names, metadata=self._metadata)
         return self.data
 
@@ -160,6 +160,8 @@ def check_snapshot(spec: NetworkSpec, snapshot: PolicySnapshot, *, normalized: b
         raise PatchError(f"policy has kernels {shapes}, the file {[*spec.kernel_shapes]}")
     if snapshot.normalized != normalized:
         raise PatchError("policy and file differ: one has a normaliser, the other none")
+    if (snapshot.log_std is not None) != (spec.head == "gaussian"):
+        raise PatchError("policy and file differ: one has a log_std, the other none")
     ranges = np.vstack([snapshot.ranges, snapshot.head_range])
     if not ((ranges[:, 0] <= 0.0) & (ranges[:, 1] >= 0.0) & (ranges[:, 0] < ranges[:, 1])).all():
         # Training never makes a degenerate range: one is a fault to be seen, not opened.

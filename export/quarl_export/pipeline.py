@@ -207,7 +207,9 @@ def _subject(
         policy=ready.policy,
         options=options.scheme,
         ranges=ready.ranges,
-        contract=complete_policy(ready.policy, scheme=options.scheme.scheme, io=options.scheme.io),
+        contract=complete_policy(
+            ready.policy, scheme=options.scheme.scheme, io=options.scheme.io, keep_float=options.scheme.keep_float
+        ),
         observations=judged.rows,
         judged_on=judged.title,
         recorded=judged.recorded,

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_device.errors import NonFiniteError, PatchError, UsageError
+from quarl_export.dueling import DuelingHead, unfolded
+from quarl_export.ir.policy_graph import FIXED_RANGES
 from quarl_export.keras2 import keras, tf, tfmot
 from quarl_export.networks import NetworkSpec
 from quarl_export.quantizers import (
     MIN_ACTIVATION_RANGE,
     DenseQuantizeConfig,
+    FixedRangeLayer,
     NormalizeLayer,
     RangeLayer,
     RangeQuantizer,
+    WeightQuantizer,
 )
 from quarl_export.snapshot import PolicySnapshot, initial_snapshot
 
+_DUELING_ARRAYS = 4
 _Wrapper = tfmot.quantization.keras.QuantizeWrapperV2
 
 
 class QatPolicy:
     """A dense ReLU network that computes in training what its file will compute on a device.
 
-    ``policy.model(observation, training=...)`` maps float32 ``[batch, inputs]`` to Q values float32
-    ``[batch, actions]``. It may be called inside ``tf.function(jit_compile=True)`` and inside loops; ranges move only
-    where ``training=True``. `training` must be a Python bool.
+    ``policy.model(observation, training=...)`` maps float32 ``[batch, inputs]`` to what the head gives, float32
+    ``[batch, head_units]``: Q values, logits, actions within -1 and 1, or a gaussian's means. It may be called inside
+    ``tf.function(jit_compile=True)`` and inside loops; ranges move only where ``training=True``. `training` must be a
+    Python bool.
 
     Args:
         spec: what to build.
@@ -38,19 +45,24 @@ class QatPolicy:
     Attributes:
         spec: as given.
         normalized: whether there is a normaliser.
-        model: the trainable Keras model, observation to Q values; its output is not fake-quantized.
-        export_model: what the file computes: the same layers, with the output on the head's int8 grid if it has one.
-        trainable_variables: kernels and biases, in layer order.
-        variables: all variables that `snapshot` holds, in the same order for every policy of one spec.
+        model: the trainable Keras model; its output is not fake-quantized, and a tanh at its end is one in float.
+        linear_model: the same without that tanh; the same object where there is none.
+        export_model: what the file computes: the same layers, with the head on its int8 grids if it has some.
+        log_std: trainable, float32 ``[head_units]``, of a gaussian head; `None` for any other.
+        trainable_variables: kernels and biases, in layer order, then log_std; a dueling head has a pair of the value
+            and one of the advantages.
+        variables: all that a policy has learned, in the same order for every policy of one spec. A snapshot holds
+            the same, a dueling head as the dense layer that it is in the file.
     """
 
     def __init__(self, spec: NetworkSpec, *, seed: int = 0, normalize: bool = False) -> None:
         self.spec = spec
         self.normalized = normalize
-        self._dense = [
+        self._hidden = [
             keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")
             for index, units in enumerate(spec.hidden)
-        ] + [keras.layers.Dense(spec.num_actions, name="q_values")]
+        ]
+        self._last = self._last_layer()
         decay, rule = spec.quantization.range_decay, spec.quantization.input_range
         bits = spec.quantization.activation_bits
         self._ranges = [RangeQuantizer(decay=decay, follow=rule)]
@@ -58,25 +70,44 @@ class QatPolicy:
         self._head = RangeQuantizer(bits=16 if spec.quantization.head_output == "int16" else 8)
         self._normalizer = NormalizeLayer(name="normalize") if normalize else None
         self._build()
+        gaussian = spec.head == "gaussian"
+        self.log_std = tf.Variable(tf.zeros(spec.head_units), name="log_std") if gaussian else None
         self.trainable_variables: list[Any] = list(self.model.trainable_variables)
+        if self.log_std is not None:
+            self.trainable_variables.append(self.log_std)
         self.variables: list[Any] = self._arrays() + self._scalars()
         batch = tf.TensorSpec((None, spec.observation_size), tf.float32)
         self._extremes = tf.function(self.head_extremes, input_signature=[batch])
         self.restore(initial_snapshot(spec, seed=seed, normalized=normalize))
+
+    def _last_layer(self) -> Any:
+        """Return the layer that ends the linear model, with its kernel on the int8 grid unless the head is in float."""
+        spec, quantization = self.spec, self.spec.quantization
+        in_float, bits = quantization.head_output == "float32", quantization.weight_bits
+        if spec.dueling:
+            quantizer = None if in_float else WeightQuantizer(bits=bits)
+            return DuelingHead(spec.head_units, value_units=spec.value_units, quantizer=quantizer, name=spec.head_layer)
+        dense = keras.layers.Dense(spec.head_units, name=spec.head_layer)
+        return dense if in_float else _Wrapper(dense, DenseQuantizeConfig(None, bits=bits))
 
     def _build(self) -> None:
         observation = keras.Input((self.spec.observation_size,), name="observation")
         tensor = observation if self._normalizer is None else self._normalizer(observation)
         tensor = RangeLayer(self._ranges[0], name="input")(tensor)
         quantization = self.spec.quantization
-        for dense, activation in zip(self._dense[:-1], self._ranges[1:], strict=True):
+        for dense, activation in zip(self._hidden, self._ranges[1:], strict=True):
             tensor = _Wrapper(dense, DenseQuantizeConfig(activation, bits=quantization.weight_bits))(tensor)
-        in_float, head = quantization.head_output == "float32", self._dense[-1]
-        quantized_head = DenseQuantizeConfig(None, bits=quantization.weight_bits)
-        tensor = head(tensor) if in_float else _Wrapper(head, quantized_head)(tensor)
-        self.model = keras.Model(observation, tensor, name="policy")
+        in_float, tensor = quantization.head_output == "float32", self._last(tensor)
+        self.linear_model = self.model = keras.Model(observation, tensor, name="policy")
         gridded = RangeLayer(self._head, name="head")(tensor)
-        self.export_model = keras.Model(observation, tensor if in_float else gridded, name="policy_export")
+        exported = tensor if in_float else gridded
+        if self.spec.head == "action":
+            tanh = keras.layers.Activation("tanh", name=self.spec.role)
+            self.model = keras.Model(observation, tanh(tensor), name="policy")
+            exported = tanh(exported)
+            if not in_float:
+                exported = FixedRangeLayer(*FIXED_RANGES["tanh"], name="kernel_range")(exported)
+        self.export_model = keras.Model(observation, exported, name="policy_export")
 
     def _arrays(self) -> list[Any]:
         arrays = list(self.trainable_variables)
@@ -96,8 +127,12 @@ class QatPolicy:
         """
         # Variable by variable in this thread: a graph's executor would wait for threads of its own, on a busy machine
         # for longer than the rest of a push.
-        values = [_in_numpy(variable) for variable in self._arrays()]
-        layers = len(self._dense)
+        arrays = self._arrays()
+        if self.spec.dueling:
+            last = len(self.model.trainable_variables)
+            arrays[last - _DUELING_ARRAYS : last] = self._last.folded()
+        values = [_in_numpy(array) for array in arrays]
+        layers = len(self.spec.kernel_shapes)
         numbers = np.array([_in_numpy(variable) for variable in self._scalars()], np.float32)
         sites = numbers[:-2].reshape(-1, 3)
         return PolicySnapshot(
@@ -106,12 +141,13 @@ class QatPolicy:
             ranges=sites[:, :2],
             range_updates=sites[:, 2],
             head_range=numbers[-2:],
+            log_std=values[2 * layers] if self.log_std is not None else None,
             offset=values[-2] if self.normalized else None,
             scale=values[-1] if self.normalized else None,
         )
 
     def restore(self, snapshot: PolicySnapshot) -> None:
-        """Take over everything from `snapshot`.
+        """Take over everything from `snapshot`; a dueling head to within rounding, since its snapshot is folded.
 
         Raises:
             PatchError: `snapshot` is of another architecture.
@@ -119,6 +155,10 @@ class QatPolicy:
         if snapshot.normalized != self.normalized:
             raise PatchError("snapshot and policy differ: one has a normaliser, the other none")
         values: list[Any] = [value for pair in zip(snapshot.kernels, snapshot.biases, strict=True) for value in pair]
+        if self.spec.dueling:
+            values[-2:] = unfolded(*values[-2:], value_units=self.spec.value_units)
+        if snapshot.log_std is not None:
+            values.append(snapshot.log_std)
         if snapshot.offset is not None:
             values += [snapshot.offset, snapshot.scale]
         for (low, high), updates in zip(snapshot.ranges, snapshot.range_updates, strict=True):
@@ -164,23 +204,24 @@ class QatPolicy:
 
     @property
     def head_range(self) -> tuple[float, float]:
-        """Range (low, high) of the exported output."""
+        """Range (low, high) of the last dense layer in the file: of the output, or of what goes into its tanh."""
         return float(self._head.minimum.numpy()), float(self._head.maximum.numpy())
 
     def set_head_range(self, low: float, high: float) -> None:
-        """Set the exported output's range; it is opened to include zero and to a minimal width.
+        """Set the head's range; it is opened to include zero and to a minimal width, and cut where a tanh saturates.
 
         Raises:
             NonFiniteError: NaN or Inf.
         """
         if not (np.isfinite(low) and np.isfinite(high)):
             raise NonFiniteError(f"head range ({low}, {high}) is not finite")
-        low = min(float(low), 0.0)
+        limit = self.spec.head_limit
+        low = max(min(float(low), 0.0), -limit)
         self._head.minimum.assign(low)
-        self._head.maximum.assign(max(float(high), 0.0, low + MIN_ACTIVATION_RANGE))
+        self._head.maximum.assign(min(max(float(high), 0.0, low + MIN_ACTIVATION_RANGE), limit))
 
     def head_range_from(self, observations: NDArray[np.float32]) -> tuple[float, float]:
-        """Set the exported output's range from recent `observations`, with its margin, and return it.
+        """Set the head's range from recent `observations`, with its margin, and return it.
 
         Args:
             observations: float32 ``[any, inputs]``, best the same number each time.
@@ -199,17 +240,25 @@ class QatPolicy:
         self._head.maximum.assign(high)
 
     def head_extremes(self, observations: Any) -> tuple[Any, Any]:
-        """Return the output's extremes over `observations` as scalar tensors, widened by the margin, zero inside."""
-        q_values = self.model(observations, training=False)
+        """Return the ends of the head's range over `observations` as scalar tensors: `head_range`, not yet set.
+
+        They are the extremes of the last dense layer, widened by the margin, zero inside. Before a tanh they are cut
+        where that saturates: the steps go where it still moves.
+        """
+        values = self.linear_model(observations, training=False)
         if self.spec.quantization.center_q:
-            q_values -= tf.reduce_mean(q_values, axis=1, keepdims=True)
-        low = tf.minimum(tf.reduce_min(q_values), 0.0)
-        high = tf.maximum(tf.reduce_max(q_values), 0.0)
+            values -= tf.reduce_mean(values, axis=1, keepdims=True)
+        low = tf.minimum(tf.reduce_min(values), 0.0)
+        high = tf.maximum(tf.reduce_max(values), 0.0)
         margin = self.spec.quantization.head_margin * (high - low)
         low = tf.where(low < 0.0, low - margin, low)
         high = tf.where(high > 0.0, high + margin, high)
+        limit = self.spec.head_limit
+        if math.isfinite(limit):
+            low, high = tf.maximum(low, -limit), tf.minimum(high, limit)
         return low, tf.maximum(high, low + MIN_ACTIVATION_RANGE)
 
 
-def _in_numpy(variable: Any) -> NDArray[np.float32]:
-    return np.asarray(memoryview(variable.value()))
+def _in_numpy(array: Any) -> NDArray[np.float32]:
+    """Return a variable, or a tensor, as numpy without a copy."""
+    return np.asarray(memoryview(array.value() if isinstance(array, tf.Variable) else array))

@@ -18,8 +18,8 @@ def spec_options(spec: NetworkSpec) -> QuantizationOptions:
     """Return what quantizes exactly as training's fake quants do."""
     head = spec.quantization.head_output
     return QuantizationOptions(
-        keep_float=frozenset({spec.head} if head == "float32" else ()),
-        wide_outputs=frozenset({spec.head} if head == "int16" else ()),
+        keep_float=frozenset({spec.head_layer} if head == "float32" else ()),
+        wide_outputs=frozenset({spec.head_layer} if head == "int16" else ()),
         weight_bits=spec.quantization.weight_bits,
         activation_bits=spec.quantization.activation_bits,
         min_weight_range=MIN_WEIGHT_RANGE,
@@ -28,7 +28,7 @@ def spec_options(spec: NetworkSpec) -> QuantizationOptions:
 
 
 def spec_graph(spec: NetworkSpec) -> PolicyGraph:
-    """Return the network of `spec` behind its normaliser: "hidden_<n>", "relu_<n>" and, last, the head's name."""
+    """Return the network of `spec` behind its normaliser: "hidden_<n>", "relu_<n>" and, last, the head."""
     key = spec.observations[0].key
     layers: list[Layer] = []
     source = key
@@ -36,12 +36,14 @@ def spec_graph(spec: NetworkSpec) -> PolicyGraph:
         layers.append(Layer(name=f"hidden_{index}", kind="dense", inputs=(source,)))
         source = f"relu_{index}"
         layers.append(Layer(name=source, kind="relu", inputs=(f"hidden_{index}",)))
-    layers.append(Layer(name=spec.head, kind="dense", inputs=(source,)))
+    layers.append(Layer(name=spec.head_layer, kind="dense", inputs=(source,)))
+    if spec.head == "action":
+        layers.append(Layer(name=spec.role, kind="tanh", inputs=(spec.head_layer,)))
     shapes: dict[str, Shape] = {}
     for name, shape in zip(dense_names(spec), spec.kernel_shapes, strict=True):
         shapes |= {f"{name}/kernel": shape, f"{name}/bias": shape[-1:]}
     inputs = (GraphInput(key=key, shape=(spec.observation_size,)),)
-    return PolicyGraph(inputs=inputs, layers=tuple(layers), outputs={spec.head: spec.head}, weight_shapes=shapes)
+    return PolicyGraph(inputs=inputs, layers=tuple(layers), outputs={spec.role: spec.role}, weight_shapes=shapes)
 
 
 def spec_plan(spec: NetworkSpec) -> RangePlan:
@@ -51,7 +53,7 @@ def spec_plan(spec: NetworkSpec) -> RangePlan:
 
 def dense_names(spec: NetworkSpec) -> list[str]:
     """Return the names of the dense layers, in the order of a snapshot's kernels."""
-    return [*(f"hidden_{index}" for index in range(len(spec.hidden))), spec.head]
+    return [*(f"hidden_{index}" for index in range(len(spec.hidden))), spec.head_layer]
 
 
 def snapshot_values(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicyValues:
@@ -60,7 +62,7 @@ def snapshot_values(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicyValues
     for name, kernel, bias in zip(dense_names(spec), snapshot.kernels, snapshot.biases, strict=True):
         weights[f"{name}/kernel"], weights[f"{name}/bias"] = kernel, bias
     key = spec.observations[0].key
-    sites = [key, *(f"relu_{index}" for index in range(len(spec.hidden))), spec.head]
+    sites = [key, *(f"relu_{index}" for index in range(len(spec.hidden))), spec.head_layer]
     found = [*snapshot.ranges.tolist(), snapshot.head_range.tolist()]
     normalizer = {}
     if snapshot.offset is not None and snapshot.scale is not None:
@@ -70,16 +72,20 @@ def snapshot_values(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicyValues
 
 
 def values_snapshot(spec: NetworkSpec, values: PolicyValues) -> PolicySnapshot:
-    """Return the values of `spec_graph` as a snapshot: the inverse of `snapshot_values`."""
+    """Return the values of `spec_graph` as a snapshot: the inverse of `snapshot_values`.
+
+    A gaussian's log_std is no value of the graph: it is 0 in the snapshot.
+    """
     names = dense_names(spec)
-    ranges = np.array([limits for site, limits in values.ranges.items() if site != spec.head], np.float32)
+    ranges = np.array([limits for site, limits in values.ranges.items() if site != spec.head_layer], np.float32)
     offset, scale = values.normalizer.get(spec.observations[0].key, (None, None))
     return PolicySnapshot(
         kernels=tuple(values.weights[f"{name}/kernel"] for name in names),
         biases=tuple(values.weights[f"{name}/bias"] for name in names),
         ranges=ranges,
         range_updates=np.ones(len(ranges), np.float32),
-        head_range=np.array(values.ranges.get(spec.head, (-START_RANGE, START_RANGE)), np.float32),
+        head_range=np.array(values.ranges.get(spec.head_layer, (-START_RANGE, START_RANGE)), np.float32),
+        log_std=np.zeros(spec.head_units, np.float32) if spec.head == "gaussian" else None,
         offset=offset,
         scale=scale,
     )

@@ -25,7 +25,7 @@ class QatTemplate:
     """A patcher whose files carry their contract and golden observations.
 
     The metadata is the same in every push: the golden outputs in it belong to the policy that the template was made
-    of, and a push brings its own in its header. Not thread-safe.
+    of, as does a gaussian head's log_std, and a push brings its own in its header. Not thread-safe.
 
     Attributes:
         patcher: does the work, by patching or by converting.
@@ -62,8 +62,11 @@ class QatTemplate:
             ConversionError: TensorFlow could not convert the architecture.
         """
         patcher = build_patcher(policy.spec, normalized=policy.normalized)
-        contract = complete(contract, policy.spec, scheme="int8", normalized=policy.normalized)
-        golden = run_goldens(patcher.patch(policy.snapshot()), contract, golden_observations)
+        snapshot = policy.snapshot()
+        contract = complete(
+            contract, policy.spec, scheme="int8", normalized=policy.normalized, log_std=snapshot.log_std
+        )
+        golden = run_goldens(patcher.patch(snapshot), contract, golden_observations)
         content = encode_metadata(contract, golden, provenance or {})
         return cls(
             patcher=patcher.with_metadata(METADATA_NAME, content),

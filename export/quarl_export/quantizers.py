@@ -159,6 +159,18 @@ class RangeLayer(keras.layers.Layer):  # type: ignore[misc]
         return self.quantizer(inputs, bool(training), self._range)
 
 
+class FixedRangeLayer(keras.layers.Layer):  # type: ignore[misc]
+    """Fake-quantizes what passes through to the int8 grid that a kernel fixes its output to."""
+
+    def __init__(self, low: float, high: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.low, self.high = low, high
+
+    def call(self, inputs: Any) -> Any:
+        """Return `inputs`, float32 of any shape, on the grid."""
+        return tf.quantization.fake_quant_with_min_max_args(inputs, self.low, self.high)
+
+
 class NormalizeLayer(keras.layers.Layer):  # type: ignore[misc]
     """``(x - offset) * scale`` in float, before the input is quantized; not trained."""
 

@@ -7,7 +7,7 @@ seen, found by counting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from quarl_export.calibration.data import CalibrationData
 from quarl_export.calibration.digests import row_digests
 from quarl_export.calibration.rules import RangeRule
 from quarl_export.ir import ImportedPolicy
+from quarl_export.ir.policy_graph import SATURATED
 from quarl_export.ir.reference import normalize, run_graph
 
 Float32 = NDArray[np.float32]
@@ -26,9 +27,7 @@ _GROUPS = 1 << 16
 _SIGN = np.uint32(1 << 31)
 # Below this a site is constant for all that int8 can tell; without a floor scales underflow and biases overflow.
 MIN_WIDTH = 1e-3
-# Beyond these the activation that follows does not move by half an int8 step any more; a gaussian head's tanh, which
-# the device computes in float, not by 1 in 10,000.
-SATURATED: Mapping[str, float] = {"tanh": 4.0, "sigmoid": 8.0}
+# Beyond this a gaussian head's tanh, which the device computes in float, does not move by 1 in 10,000.
 SQUASHED = 5.0
 
 

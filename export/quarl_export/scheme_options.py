@@ -27,7 +27,7 @@ class SchemeOptions:
         runtime: that the file must load in.
         weight_bits: 2-8, of an int8 file's weights; fewer than 8 are stored in int8.
         activation_bits: 2-8, of its ReLU layers; the rest keeps 8.
-        head_output: of an int8 file's Q values: see `head_layers`.
+        head_output: of an int8 file's outputs: see `head_layers`.
         wide_outputs: layers whose outputs are int16, as `schemes.resolved` finds them.
     """
 

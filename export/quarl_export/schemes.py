@@ -57,19 +57,14 @@ _INT16_MARGIN = np.float32(1.5)
 def resolved(options: SchemeOptions, policy: ImportedPolicy) -> SchemeOptions:
     """Return `options` with the layers of `policy` that `head_output` means among `keep_float` or `wide_outputs`.
 
-    "float32" keeps what gives the Q values: a dense layer, or the layers that a dueling head adds up, and its dense
-    layers. "int16" takes a dense layer alone.
+    "float32" keeps what gives the outputs: a dense layer, the layers that a dueling head adds up, a tanh behind them,
+    and its dense layers. "int16" takes dense layers alone.
 
     Raises:
-        UsageError: the head is not of Q values, or has no dense layer of its own.
+        UsageError: the head has no dense layer of its own.
     """
     if options.head_output == "int8":
         return options
-    if policy.contract.head.kind != "q_values":
-        raise UsageError(
-            f"--head-output {options.head_output} is for q_values heads; the policy has a {policy.contract.head.kind} "
-            "head"
-        )
     if options.head_output == "int16":
         return dataclasses.replace(options, wide_outputs=frozenset(policy.graph.outputs.values()))
     return dataclasses.replace(options, keep_float=options.keep_float | head_layers(policy.graph))
@@ -79,7 +74,7 @@ def head_layers(graph: PolicyGraph) -> frozenset[str]:
     """Return the layers from the last dense ones to the outputs of `graph`.
 
     Raises:
-        UsageError: something else than sums and means stands between them.
+        UsageError: something else than sums, means and a tanh stands between them.
     """
     found: set[str] = set()
     waiting = list(graph.outputs.values())
@@ -87,8 +82,8 @@ def head_layers(graph: PolicyGraph) -> frozenset[str]:
     while waiting:
         name = waiting.pop()
         kind = layers[name].kind if name in layers else "an input"
-        if kind not in ("dense", "add", "subtract", "mean"):
-            raise UsageError(f"the head ends in {name!r} ({kind}): expected dense layers and sums of them")
+        if kind not in ("dense", "add", "subtract", "mean", "tanh"):
+            raise UsageError(f"the head ends in {name!r} ({kind}): expected dense layers, sums of them, or their tanh")
         found.add(name)
         if kind != "dense":
             waiting += layers[name].inputs

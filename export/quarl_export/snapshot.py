@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ Float32 = NDArray[np.float32]
 
 # Before any data was seen. tfmot starts every range here; ours leave it with the first batch.
 START_RANGE = 6.0
-# Half width of the head's first weights.
+# Half width of the head's first weights: what the first policies do is next to nothing, beside the noise they act with.
 HEAD_INIT = 0.03
+_QUIET_HEAD_INIT = 0.003
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,11 +27,12 @@ class PolicySnapshot:
     """One moment of a policy. All arrays are float32 and are not written to.
 
     Attributes:
-        kernels: ``[inputs, units]`` of each dense layer, head last.
+        kernels: ``[inputs, units]`` of each dense layer, head last; of a dueling one what it adds up to.
         biases: ``[units]`` of each dense layer, head last.
         ranges: ``[sites, 2]``, (minimum, maximum) at the network's input and after each hidden layer.
         range_updates: ``[sites]``, training calls that each range has seen.
-        head_range: ``[2]``, range of the exported output, in output units.
+        head_range: ``[2]``, range of what the last dense layer gives in the file.
+        log_std: ``[elements]``, of a gaussian head; `None` for any other.
         offset: ``[inputs]`` of the normaliser, `None` where the policy has none.
         scale: ``[inputs]`` of the normaliser, `None` where the policy has none.
     """
@@ -39,6 +42,7 @@ class PolicySnapshot:
     ranges: Float32
     range_updates: Float32
     head_range: Float32
+    log_std: Float32 | None = None
     offset: Float32 | None = None
     scale: Float32 | None = None
 
@@ -57,6 +61,8 @@ class PolicySnapshot:
         for index, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
             named[f"kernel_{index}"] = kernel
             named[f"bias_{index}"] = bias
+        if self.log_std is not None:
+            named["log_std"] = self.log_std
         if self.offset is not None and self.scale is not None:
             named["offset"] = self.offset
             named["scale"] = self.scale
@@ -84,6 +90,7 @@ class PolicySnapshot:
             ranges=arrays["ranges"],
             range_updates=arrays["range_updates"],
             head_range=arrays["head_range"],
+            log_std=arrays.get("log_std"),
             offset=arrays.get("offset"),
             scale=arrays.get("scale"),
         )
@@ -109,6 +116,8 @@ def expected_shapes(spec: NetworkSpec, *, normalized: bool) -> dict[str, tuple[i
     for index, (inputs, units) in enumerate(spec.kernel_shapes):
         shapes[f"kernel_{index}"] = (inputs, units)
         shapes[f"bias_{index}"] = (units,)
+    if spec.head == "gaussian":
+        shapes["log_std"] = (spec.head_units,)
     if normalized:
         shapes["offset"] = shapes["scale"] = (spec.observation_size,)
     return shapes
@@ -117,40 +126,49 @@ def expected_shapes(spec: NetworkSpec, *, normalized: bool) -> dict[str, tuple[i
 def initial_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) -> PolicySnapshot:
     """Return an untrained policy: He-uniform kernels, a nearly silent head, zero biases, identity normaliser.
 
-    A head that starts near zero gives every action about the same value, so the first pushes act without a bias.
+    A head that starts near zero gives every action about the same value, and a box the middle of its bounds, so the
+    first pushes act without a bias. A gaussian's standard deviation starts at half the box.
 
     Made with numpy, so that a seed gives the same policy on every TensorFlow version.
     """
     rng = np.random.default_rng(seed)
     kernels = []
+    head_init = HEAD_INIT if spec.head == "q_values" else _QUIET_HEAD_INIT
     for layer, (inputs, units) in enumerate(spec.kernel_shapes):
-        limit = HEAD_INIT if layer == len(spec.hidden) else np.sqrt(6.0 / inputs)
+        limit = head_init if layer == len(spec.hidden) else np.sqrt(6.0 / inputs)
         kernels.append(rng.uniform(-limit, limit, (inputs, units)).astype(np.float32))
+    if spec.dueling:
+        kernels[-1] = _dueling(kernels[-1], value_units=spec.value_units)
     sites = 1 + len(spec.hidden)
     ranges = np.tile(np.array([0.0, START_RANGE], np.float32), (sites, 1))
     ranges[0, 0] = -START_RANGE
+    head_limit = min(START_RANGE, spec.head_limit)
     return PolicySnapshot(
         kernels=tuple(kernels),
         biases=tuple(np.zeros(units, np.float32) for _, units in spec.kernel_shapes),
         ranges=ranges,
         range_updates=np.zeros(sites, np.float32),
-        head_range=np.array([-START_RANGE, START_RANGE], np.float32),
+        head_range=np.array([-head_limit, head_limit], np.float32),
+        log_std=np.zeros(spec.head_units, np.float32) if spec.head == "gaussian" else None,
         offset=np.zeros(spec.observation_size, np.float32) if normalized else None,
         scale=np.ones(spec.observation_size, np.float32) if normalized else None,
     )
 
 
+def _dueling(kernel: Float32, *, value_units: int) -> Float32:
+    """Return a head's kernel as a dueling head's: a value that all actions share, above advantages without mean."""
+    value, advantage = kernel[:value_units, :1], kernel[value_units:]
+    shared = np.repeat(value, kernel.shape[1], axis=1)
+    return np.concatenate([shared, advantage - advantage.mean(axis=1, keepdims=True)])
+
+
 def centered(snapshot: PolicySnapshot) -> PolicySnapshot:
     """Return `snapshot` with the mean over actions taken out of its head: same argmax, smaller outputs."""
     kernel, bias = snapshot.kernels[-1], snapshot.biases[-1]
-    return PolicySnapshot(
+    return dataclasses.replace(
+        snapshot,
         kernels=(*snapshot.kernels[:-1], kernel - kernel.mean(axis=1, keepdims=True)),
         biases=(*snapshot.biases[:-1], bias - bias.mean()),
-        ranges=snapshot.ranges,
-        range_updates=snapshot.range_updates,
-        head_range=snapshot.head_range,
-        offset=snapshot.offset,
-        scale=snapshot.scale,
     )
 
 

@@ -104,7 +104,7 @@ class Template:
         normalizer = policy.contract.normalizer
         plan = plan_ranges(policy.graph, options, normalizer=normalizer)
         arrays = _arrays_in_file(policy, plan)
-        contract = complete_policy(policy, scheme="int8", io=options.io)
+        contract = complete_policy(policy, scheme="int8", io=options.io, keep_float=options.keep_float)
         try:
             writer = build_writer(plan, {key: scale.shape for key, (_, scale) in arrays.items()}, verify=verify)
         except PatchError as error:
@@ -155,7 +155,7 @@ class Template:
                 and what the file cannot say of the policy is refused: another clip of its normaliser, constants that
                 the device would have to know, anything that the contract in the file says otherwise.
         """
-        self._check_said(complete_policy(policy, scheme="int8", io=self.options.io))
+        self._check_said(self._contract_of(policy))
         return self._file_of(policy, ranges)
 
     def _file_of(self, policy: ImportedPolicy, ranges: Mapping[str, Range] | None) -> bytes:
@@ -243,12 +243,16 @@ class Template:
         Raises:
             PatchError, UsageError, NonFiniteError: as `patch_policy`; the contract may be another than before.
         """
-        contract = complete_policy(policy, scheme="int8", io=self.options.io)
+        contract = self._contract_of(policy)
         golden = run_goldens(self._file_of(policy, ranges), contract, golden_observations)
         content = encode_metadata(contract, golden, policy.provenance if provenance is None else provenance)
         copy = self.with_metadata({METADATA_NAME: content})
         copy._contract = contract
         return copy
+
+    def _contract_of(self, policy: ImportedPolicy) -> PolicyContract:
+        options = self.options
+        return complete_policy(policy, scheme="int8", io=options.io, keep_float=options.keep_float)
 
     @property
     def sites(self) -> tuple[str, ...]:

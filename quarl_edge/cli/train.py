@@ -18,6 +18,7 @@ from quarl_device.link.credentials import Credentials, find_credentials
 from quarl_device.names import DEFAULT_FLEET, check_name
 from quarl_device.paths import config_dir
 from quarl_device.wire.keys import LearnerKey
+from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
 from quarl_edge.cli.resume import next_budget, resumed_config
@@ -35,7 +36,9 @@ from quarl_edge.task import EMBEDDED_BROKER, check_company, look_at
 
 def train(
     env: Annotated[str, typer.Argument(help="A gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0.")] = "",
-    algorithm: Annotated[str, typer.Option(help="dqn, the only one so far.")] = "",
+    algorithm: Annotated[
+        str, typer.Option(help=f"{', '.join(ALGORITHMS)}; by default the first that has a preset for the environment.")
+    ] = "",
     actors: Annotated[int | None, typer.Option(help="Actor processes here; 0: all elsewhere, with --broker.")] = None,
     envs_per_actor: Annotated[int | None, typer.Option(help="Environments per actor, stepped as one batch.")] = None,
     steps: Annotated[

@@ -44,7 +44,7 @@ class RolloutConfig(TrainConfig):
             raise UsageError(f"value_hidden = {self.value_hidden}: expected 1..16 layers of 1..8,192 units")
         if self.lockstep and self.round_steps != self.block_steps:
             raise UsageError(
-                f"round_steps = {self.round_steps}: in lockstep a round is one block of block_steps = {self.block_steps}",
+                f"round_steps = {self.round_steps}: in lockstep a round is a block of block_steps = {self.block_steps}",
                 hint=f"--set block_steps={self.round_steps}",
             )
         if not (self.round_actors or self.actors):

@@ -90,7 +90,6 @@ class OnPolicyActorCritic(ABC):
 
     def update(self, rollout: Rollout) -> Learned:
         """Learn from one round: `epochs` passes of `minibatches` fused gradient steps each."""
-        config = self._config
         flat = {name: _flat(getattr(rollout, name)) for name in ("observation", "action")}
         advantage, returns = self._advantages(
             rollout.observation,
@@ -99,18 +98,23 @@ class OnPolicyActorCritic(ABC):
             rollout.terminated,
             rollout.ended,
         )
-        usable = np.flatnonzero(rollout.valid)
-        rows = max(1, usable.size // config.minibatches)
-        order = np.concatenate(
-            [self._rng.permutation(usable)[: rows * config.minibatches] for _ in range(config.epochs)]
-        ).reshape(-1, rows)
+        order = self._order(np.flatnonzero(rollout.valid), rollout.valid.size)
         acted = flat["action"] if self._log_std is None else _flat(rollout.extra["sample"])
-        found = self._fused(
-            flat["observation"], acted, _flat(rollout.extra["log_prob"]), advantage, returns, order.astype(np.int32)
-        )
+        found = self._fused(flat["observation"], acted, _flat(rollout.extra["log_prob"]), advantage, returns, order)
         names = ("policy_loss", "value_loss", "entropy", "ratio_error")
         metrics = {name: float(value) for name, value in zip(names, found, strict=True)}
         return Learned(steps=len(order), metrics=metrics)
+
+    def _order(self, usable: NDArray[np.int64], rows: int) -> NDArray[np.int32]:
+        """Return which rows each gradient step sees, int32[steps, rows a step].
+
+        The shape is that of a round without dummy rows, whatever their number: XLA compiles once. Where there are
+        some, a pass begins again with the rows that it began with.
+        """
+        config = self._config
+        size = max(1, rows // config.minibatches)
+        passes = [np.resize(self._rng.permutation(usable), size * config.minibatches) for _ in range(config.epochs)]
+        return np.concatenate(passes).reshape(-1, size).astype(np.int32)
 
     def exploration(self, env_steps: int) -> Exploration:
         """Return how actors sample; see `Algorithm.exploration`."""

@@ -201,6 +201,7 @@ class Session:
             hidden=self._config.hidden,
             head=self._head,
             quantization=quantization,
+            dueling=getattr(self._config, "dueling", False),
         )
 
     def _build(self, stack: contextlib.ExitStack, normalizer: NormalizerPlan) -> tuple[Algorithm, QatTemplate, Auditor]:
@@ -223,12 +224,14 @@ class Session:
 
     def _contract(self) -> PolicyContract:
         # The tensor names are not known before the conversion, which fills them in.
+        spec = self._network()
+        spread = (0.0,) * spec.head_units if self._head == "gaussian" else ()
         return PolicyContract(
             env_id=bare_name(self._config.env_id),
             algorithm=self._config.algorithm,
             scheme="int8",
             observations=(self._observation,),
-            head=Head(kind=self._head, outputs={self._head: ""}),
+            head=Head(kind=self._head, outputs={spec.role: ""}, log_std=spread),
             action=self._action,
         )
 

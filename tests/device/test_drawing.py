@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.contract import ActionSpec, Head
+from quarl_device.drawing import GaussianHead, draw_index, draw_indices
 from quarl_device.errors import ModelFileError, UnsupportedSpace
-from quarl_device.heads import OutputBinding, draw_index, draw_indices, real_output, softmax
+from quarl_device.heads import OutputBinding, real_output, softmax
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 
@@ -136,9 +137,9 @@ def test_a_gaussians_sample_and_its_density(file, log_std, noise):
     action, sample, log_prob = load(file).drawing(log_std=log_std)(ANGLES[0], np.array([noise]))
     mean, spread = distribution(file, ANGLES[0], log_std)
     assert sample.dtype == action.dtype == np.float32
-    assert (sample.shape, action.shape, log_prob.shape) == ((1, 1), (1,), (1,))
+    assert (sample.shape, action.shape, np.size(log_prob)) == ((1, 1), (1,), 1)
     np.testing.assert_allclose(sample[0], mean + np.exp(spread) * noise, rtol=1e-6)
-    assert log_prob[0] == pytest.approx(density(sample[0].astype(float), mean, spread), abs=1e-6)
+    assert np.ravel(log_prob)[0] == pytest.approx(density(sample[0].astype(float), mean, spread), abs=1e-6)
     squashed = np.tanh(sample[0].astype(float)) if file.contract.head.squash == "tanh" else sample[0]
     [scale] = file.contract.action.scale
     np.testing.assert_allclose(action, np.clip(squashed * scale, -2, 2), rtol=1e-6, atol=1e-7)
@@ -155,11 +156,30 @@ def test_one_gaussian_policy_and_many_draw_alike(file):
             np.testing.assert_allclose(np.ravel(found), np.ravel(alone), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("squash", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_few_numbers_one_by_one_are_what_arrays_give(dtype, squash, seed):
+    rng = np.random.default_rng(seed)
+    low, high = rng.uniform(-5, -1, 6), rng.uniform(1, 5, 6)
+    space = {"low": tuple(low.tolist()), "high": tuple(high.tolist())}
+    action = ActionSpec(kind="box", shape=(2, 3), **space, scale=(2.0,) * 6, offset=(0.5,) * 6)
+    head = Head(kind="gaussian", outputs={"mean": "m"}, log_std=tuple(rng.normal(-1, 1, 6).tolist()), squash=squash)
+    contract = dataclasses.replace(GAUSSIAN.contract, action=action, head=head)
+    quantized = {"scale": 0.05, "zero_point": -7, "dtype": "int8"} if dtype == "int8" else {}
+    outputs = (OutputBinding(role="mean", tensor="m", **quantized),)
+    few, arrays = (GaussianHead(contract, outputs, shape=shape) for shape in ((2, 3), (1, 2, 3)))
+    stored = rng.integers(-128, 128, (1, 6)).astype(dtype)
+    noise = rng.normal(size=(1, 2, 3))
+    for found, wanted in zip(few.draw(stored, noise), arrays.draw(stored, noise), strict=True):
+        np.testing.assert_allclose(np.ravel(found), np.ravel(wanted), rtol=1e-6, atol=1e-6)
+
+
 def test_a_tiny_spread_keeps_the_density_of_what_was_rounded():
     """A sample is sent as float32: the ratio that a learner computes must be 1 for the policy that drew it."""
     _, sample, log_prob = load(GAUSSIAN).drawing(log_std=(-12.0,))(ANGLES[0], np.array([0.3]))
     mean, _ = distribution(GAUSSIAN, ANGLES[0], (-12.0,))
-    assert log_prob[0] == pytest.approx(density(sample[0].astype(float), mean, [-12.0]), abs=1e-6)
+    assert log_prob == pytest.approx(density(sample[0].astype(float), mean, [-12.0]), abs=1e-6)
 
 
 def test_a_head_without_a_distribution_is_refused():

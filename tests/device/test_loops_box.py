@@ -184,6 +184,7 @@ def test_another_exploration_inside_a_block_holds_from_the_next_row_on(envs):
 
 SPACES = [
     gymnasium.spaces.Box(-1, 1, (2, 3), np.float32),
+    gymnasium.spaces.Box(-1, 1, (9,), np.float32),
     gymnasium.spaces.Box(np.float32([0, -5]), np.float32([1, 20]), dtype=np.float32),
     gymnasium.spaces.Box(-3, 3, (), np.float32),
     gymnasium.spaces.Box(-1, 1, (1,), np.float64),

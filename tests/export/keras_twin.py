@@ -31,7 +31,7 @@ def twin_outputs(spec: NetworkSpec, snapshot: PolicySnapshot, observations: Floa
     Returns:
         float32 ``[batch, actions]``.
     """
-    policy = QatPolicy(spec, normalize=snapshot.normalized)
+    policy = QatPolicy(spec.in_file, normalize=snapshot.normalized)
     policy.restore(with_snapped_biases(spec, for_export(spec, snapshot)))
     outputs: Float32 = policy.export_model(observations, training=False).numpy()
     return outputs

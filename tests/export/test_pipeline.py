@@ -136,16 +136,14 @@ def test_weights_that_are_not_finite_never_become_a_file(bad):
 
 
 def test_tanh_actions_reach_the_bounds():
-    """An int8 tanh tops out at 127/128; the device restores the bound where the contract's scale says so."""
+    """An int8 tanh tops out at 127/128; the contract's scale restores the bound."""
     policy = tanh_actor()
     policy.weights["d/bias"][:] = 50.0
     policy.weights["d/kernel"][:] *= 0.01
-    scale = tuple(2.0 * 128 / 127 for _ in range(2))
-    action = dataclasses.replace(policy.contract.action, scale=scale)
-    policy = dataclasses.replace(policy, contract=dataclasses.replace(policy.contract, action=action))
     built = build_file(policy, ExportOptions(force=True), data=data_of(policy))
     outputs = run_file(built.file.data, built.file.contract, rows(policy, 2))["action"]
     assert outputs.max() == 127 / 128
+    assert built.file.contract.action.scale == (2.0 * 128 / 127,) * 2
     acting = Policy.load(built.file)
     assert acting.act(rows(policy, 1)["observation"][0]).tolist() == [2.0, 2.0]
 

@@ -299,11 +299,16 @@ def test_heads_that_cannot_be_are_refused(options, says):
         SchemeOptions(**options)
 
 
-def test_heads_are_of_q_values_and_int16_of_one_dense_layer():
-    with pytest.raises(UsageError, match="q_values heads"):
-        resolved(SchemeOptions(head_output="float32"), POLICIES["actor"])
+def test_a_head_in_float_takes_its_tanh_along():
+    actor = POLICIES["actor"]
+    last = actor.graph.layer(actor.graph.outputs["action"])
+    assert resolved(SchemeOptions(head_output="float32"), actor).keep_float == {last.name, *last.inputs}
+
+
+@pytest.mark.parametrize("name", ["dueling", "actor"])
+def test_an_int16_head_is_one_dense_layer(name):
     with pytest.raises(UsageError, match="cannot be int16"):
-        convert_and_run(POLICIES["dueling"], SchemeOptions(head_output="int16"))
+        convert_and_run(POLICIES[name], SchemeOptions(head_output="int16"))
 
 
 def test_biases_that_are_all_the_same_are_right_on_scales_per_channel():

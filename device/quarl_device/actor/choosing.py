@@ -7,6 +7,7 @@ loop. Everything else is a closure that is made when a policy comes, or a block 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from quarl_device.actor.exploration import OU_THETA, BoxNoise, DiscreteNoise, No
 from quarl_device.actor.recorder import Recorder
 from quarl_device.contract import ActionSpec
 from quarl_device.errors import UsageError
-from quarl_device.heads import float32_bounds
+from quarl_device.heads import FEW, float32_bounds
 from quarl_device.hot_path import Act
 
 Array = NDArray[Any]
@@ -60,9 +61,11 @@ def choose_one(acting: ActingPolicy, noise: Noise, recorder: Recorder, row: int,
 
         return sampled
     greedy, add = policy.act_index, _adder(acting, noise, action)
+    if math.prod(action.shape) <= FEW:
+        add = _few_adder(acting, noise, action)
 
     def noisy(observation: Any) -> Any:
-        return add(greedy(observation), next(rows))[0]
+        return add(greedy(observation), next(rows)).reshape(action.shape)
 
     return noisy
 
@@ -137,26 +140,48 @@ def _adder(acting: ActingPolicy, noise: Noise, action: ActionSpec) -> Add:
 
     In float64, rounded once, so that nothing overflows on the way and a bound stays what it is.
     """
+    low, high = float32_bounds(action)
+    noise = _of_box(noise, acting, action)
+    number, drift = noise.number, noise.drift
+    drifts, kept = acting.exploration.kind == "ornstein_uhlenbeck", 1.0 - OU_THETA
+
+    def add(actions: Array, row: int) -> Array:
+        added = number[row]
+        if drifts:
+            np.multiply(drift, kept, out=drift)
+            np.add(drift, added, out=drift)
+            added = drift
+        noisy: Array = np.minimum(np.maximum(actions + added, low), high).astype(np.float32)
+        return noisy
+
+    return add
+
+
+def _few_adder(acting: ActingPolicy, noise: Noise, action: ActionSpec) -> Add:
+    """Return the same for the few numbers of one environment, which are faster one by one: the same float64 sums."""
+    noise = _of_box(noise, acting, action)
+    size = math.prod(action.shape)
+    number, drift = noise.number.reshape(-1, size), noise.drift.reshape(size)
+    drifts, kept = acting.exploration.kind == "ornstein_uhlenbeck", 1.0 - OU_THETA
+    bounds = list(zip(*(bound.ravel().tolist() for bound in float32_bounds(action)), strict=True))
+    empty = np.zeros(size, np.float32)
+
+    def add(actions: Array, row: int) -> Array:
+        added = number[row].tolist()
+        if drifts:
+            added = [x * kept + n for x, n in zip(drift.tolist(), added, strict=True)]
+            drift[...] = added
+        noisy = empty.copy()
+        noisy[...] = [
+            low if (value := chosen + n) < low else high if value > high else value
+            for chosen, n, (low, high) in zip(actions.ravel().tolist(), added, bounds, strict=True)
+        ]
+        return noisy
+
+    return add
+
+
+def _of_box(noise: Noise, acting: ActingPolicy, action: ActionSpec) -> BoxNoise:
     if not isinstance(noise, BoxNoise):
         raise UsageError(f"exploration {acting.exploration.kind!r} in a {action.kind} action space")
-    low, high = float32_bounds(action)
-    number, drift = noise.number, noise.drift
-
-    def clipped(wide: Array) -> Array:
-        actions: Array = np.minimum(np.maximum(wide, low), high).astype(np.float32)
-        return actions
-
-    if acting.exploration.kind == "ornstein_uhlenbeck":
-        kept = 1.0 - OU_THETA
-
-        def drifting(actions: Array, row: int) -> Array:
-            np.multiply(drift, kept, out=drift)
-            np.add(drift, number[row], out=drift)
-            return clipped(actions + drift)
-
-        return drifting
-
-    def independent(actions: Array, row: int) -> Array:
-        return clipped(actions + number[row])
-
-    return independent
+    return noise

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from quarl_device.contract import Normalizer
+from quarl_device.contract import Head, Normalizer
 from quarl_device.errors import RunNotFound
 from quarl_export.checkpoint import PolicyCheckpoint, load_policy
 from quarl_export.importers.options import ImportOptions
 from quarl_export.ir.layers import Layer
 from quarl_export.ir.policy_graph import Float32, GraphInput, ImportedPolicy, PolicyGraph
+from quarl_export.networks import NetworkSpec, unit_box
 from quarl_export.snapshot import PolicySnapshot, for_export
 
 _MANIFEST = "policy.json"
@@ -52,21 +53,25 @@ def read_run(path: Path, *, options: ImportOptions) -> ImportedPolicy:
 def import_checkpoint(checkpoint: PolicyCheckpoint) -> ImportedPolicy:
     """Return a loaded policy checkpoint as a policy.
 
-    Q values that the checkpoint says to centre are centred, as in the file that the run itself exports. Ranges are
-    there only where every one of them has seen data.
+    Q values that the checkpoint says to centre are centred, as in the file that the run itself exports. A box action is
+    scaled from the head's unit box to the bounds; what an int8 tanh needs to reach them is the export's to add. Ranges
+    are there only where every one of them has seen data.
     """
     spec = checkpoint.spec
     snapshot = for_export(spec, checkpoint.snapshot)
     (observation,) = spec.observations
-    layers, weights = _layers(snapshot, observation.key, spec.head)
+    layers, weights = _layers(snapshot, observation.key, spec)
     graph = PolicyGraph(
         inputs=(GraphInput(key=observation.key, shape=(spec.observation_size,)),),
         layers=tuple(layers),
-        outputs={spec.head: layers[-1].name},
+        outputs={spec.role: layers[-1].name},
         weight_shapes={name: array.shape for name, array in weights.items()},
     )
     contract = dataclasses.replace(
-        checkpoint.contract, normalizer=_normalizer(snapshot, observation.key, checkpoint.contract.normalizer.clip)
+        checkpoint.contract,
+        head=_head(checkpoint.contract.head, snapshot),
+        action=unit_box(checkpoint.contract.action),
+        normalizer=_normalizer(snapshot, observation.key, checkpoint.contract.normalizer.clip),
     )
     return ImportedPolicy(
         graph=graph,
@@ -78,12 +83,16 @@ def import_checkpoint(checkpoint: PolicyCheckpoint) -> ImportedPolicy:
     )
 
 
-def _layers(snapshot: PolicySnapshot, key: str, head: str) -> tuple[list[Layer], dict[str, Float32]]:
+def _head(head: Head, snapshot: PolicySnapshot) -> Head:
+    return head if snapshot.log_std is None else dataclasses.replace(head, log_std=tuple(snapshot.log_std.tolist()))
+
+
+def _layers(snapshot: PolicySnapshot, key: str, spec: NetworkSpec) -> tuple[list[Layer], dict[str, Float32]]:
     layers: list[Layer] = []
     weights: dict[str, Float32] = {}
     last, tensor = len(snapshot.kernels) - 1, key
     for index, (kernel, bias) in enumerate(zip(snapshot.kernels, snapshot.biases, strict=True)):
-        name = head if index == last else f"hidden_{index}"
+        name = spec.head_layer if index == last else f"hidden_{index}"
         # A key may have any name, that of a layer too.
         name = f"{name}_" if name == key else name
         layers.append(Layer(name=name, kind="dense", inputs=(tensor,)))
@@ -92,6 +101,9 @@ def _layers(snapshot: PolicySnapshot, key: str, head: str) -> tuple[list[Layer],
         if index < last:
             tensor = f"{name}_relu"
             layers.append(Layer(name=tensor, kind="relu", inputs=(name,)))
+    if spec.head == "action":
+        name = f"{spec.role}_" if spec.role == key else spec.role
+        layers.append(Layer(name=name, kind="tanh", inputs=(tensor,)))
     return layers, weights
 
 

@@ -31,6 +31,9 @@ FIXED_RANGES: Mapping[str, tuple[float, float]] = {
 }
 """What the int8 kernels fix their output ranges to (TFLite 8-bit quantization specification)."""
 
+SATURATED: Mapping[str, float] = {"tanh": 4.0, "sigmoid": 8.0}
+"""Beyond these, either side of zero, the activation does not move by half an int8 step any more."""
+
 SAME_RANGE = frozenset({"flatten", "max_pool2d", "average_pool2d", "global_average_pool2d"})
 """Kinds whose output is on the grid of their input."""
 

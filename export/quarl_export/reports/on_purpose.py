@@ -8,7 +8,8 @@ import numpy as np
 
 from quarl_device.contract import PolicyContract
 from quarl_device.flatbuffer import Graph
-from quarl_export.ranges import SATURATED, SQUASHED
+from quarl_export.ir.policy_graph import SATURATED
+from quarl_export.ranges import SQUASHED
 from quarl_export.reports.structure import Float, Layer, output_places
 
 _KINDS = {"TANH": "tanh", "LOGISTIC": "sigmoid"}

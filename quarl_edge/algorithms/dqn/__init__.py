@@ -16,6 +16,7 @@ class DqnConfig(ReplayConfig):
 
     Attributes:
         double_q: choose the next action with the online network.
+        dueling: learn values and advantages apart (Wang et al. 2016); the file adds them up in one layer.
         huber_delta: error above which the loss is linear; a very large one gives the squared error.
         center_q: subtract the mean over actions from exported Q values.
         exploration_initial: epsilon at the start.
@@ -27,6 +28,7 @@ class DqnConfig(ReplayConfig):
 
     algorithm: str = NAME
     double_q: bool = True
+    dueling: bool = False
     huber_delta: float = spec(1.0, 0, math.inf, above=True)
     center_q: bool = True
     exploration_initial: float = spec(1.0, 0, 1)
