@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -92,7 +92,7 @@ def _play_at_random(
     name, seen, step = config.env_id, np.empty((_GOLDEN_STEPS + 1, *observation.shape), np.float32), 0
     env.action_space.seed(config.seed)
     try:
-        given, reward = env.reset(seed=config.seed)[0], 0.0
+        given, reward = env.reset(seed=config.seed)[0], cast(Any, 0.0)
         check_unchanged(name, env, (observation,), action)
         for step in range(_GOLDEN_STEPS + 1):
             if step:

@@ -11,6 +11,7 @@ What is shown next does not depend on what was done, and an episode terminates a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -58,7 +59,8 @@ class IdentityDiscrete(gymnasium.Env[Vector, np.int64]):
 
     def _show(self) -> Vector:
         self._right = int(self.np_random.integers(len(self._one_hot)))
-        return self._one_hot[self._right].copy()
+        shown: Vector = self._one_hot[self._right].copy()
+        return shown
 
 
 class IdentityBox(gymnasium.Env[Vector, Vector]):
@@ -76,7 +78,7 @@ class IdentityBox(gymnasium.Env[Vector, Vector]):
     def __init__(self, size: int = 2, low: float = -1.0, high: float = 1.0, steps: int = EPISODE_STEPS) -> None:
         self.observation_space = Box(low, high, (size,), np.float32)
         self.action_space = Box(low, high, (size,), np.float32)
-        self._half_range = (high - low) / 2
+        self._low, self._high, self._half_range = low, high, (high - low) / 2
         self._steps, self._left = steps, 0
         self._point = np.zeros(size, np.float32)
 
@@ -93,38 +95,46 @@ class IdentityBox(gymnasium.Env[Vector, Vector]):
         return self._show(), reward, self._left == 0, False, {}
 
     def _show(self) -> Vector:
-        space = self.observation_space
-        self._point = self.np_random.uniform(space.low, space.high).astype(np.float32)
+        self._point = self.np_random.uniform(self._low, self._high, self._point.shape).astype(np.float32)
         return self._point.copy()
 
 
-class IdentityDict(gymnasium.Wrapper[dict[str, Vector], np.int64, Vector, np.int64]):
+class IdentityDict(gymnasium.Env[Any, np.int64]):
     """`IdentityDiscrete` in a Dict: `right`, and float32[1] `left`, the share of the episode that is to come."""
 
     def __init__(self, n: int = 4, steps: int = EPISODE_STEPS) -> None:
-        env = IdentityDiscrete(n, steps)
-        super().__init__(env)
-        self.observation_space = Dict(right=env.observation_space, left=Box(0.0, 1.0, (1,), np.float32))
+        self._inner = IdentityDiscrete(n, steps)
+        shown: dict[str, gymnasium.Space[Any]] = {
+            "right": self._inner.observation_space,
+            "left": Box(0.0, 1.0, (1,), np.float32),
+        }
+        self.observation_space = Dict(shown)
+        self.action_space = self._inner.action_space
         self._steps, self._left = steps, 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Vector], dict[str, Any]]:
         """Start an episode; see `gymnasium.Env.reset`."""
-        right, info = self.env.reset(seed=seed, options=options)
+        super().reset(seed=seed, options=options)
+        right, info = self._inner.reset(seed=seed, options=options)
         self._left = self._steps
         return self._both(right), info
 
     def step(self, action: np.int64) -> tuple[dict[str, Vector], float, bool, bool, dict[str, Any]]:
         """See `IdentityDiscrete.step`."""
-        right, reward, terminated, truncated, info = self.env.step(action)
+        right, reward, terminated, truncated, info = self._inner.step(action)
         self._left -= 1
-        return self._both(right), float(reward), terminated, truncated, info
+        return self._both(right), reward, terminated, truncated, info
 
     def _both(self, right: Vector) -> dict[str, Vector]:
         return {"right": right, "left": np.array([self._left / self._steps], np.float32)}
 
 
-for _name, _entry in ((DISCRETE_ID, IdentityDiscrete), (BOX_ID, IdentityBox), (DICT_ID, IdentityDict)):
-    if _name not in gymnasium.registry:
-        gymnasium.register(_name, entry_point=_entry)
+_ENTRIES: dict[str, Callable[..., gymnasium.Env[Any, Any]]] = {
+    DISCRETE_ID: IdentityDiscrete,
+    BOX_ID: IdentityBox,
+    DICT_ID: IdentityDict,
+}
+for _name in _ENTRIES.keys() - gymnasium.registry.keys():
+    gymnasium.register(_name, entry_point=_ENTRIES[_name])
