@@ -122,7 +122,11 @@ def test_a_class_in_the_place_of_an_id(world):
 def test_an_id_from_elsewhere_that_is_not_registered_says_how_to_name_its_module():
     with pytest.raises(UnknownEnvironment) as caught:
         check_registered("Qqqqqqqq-v7")
-    assert caught.value.hint == "name the module that registers it: --env MODULE:Qqqqqqqq-v7"
+    assert caught.value.hint == "one that a module registers is named with it: MODULE:Qqqqqqqq-v7"
+    with pytest.raises(UnknownEnvironment) as caught:
+        check_registered("CartPol-v1")
+    assert caught.value.hint.startswith("did you mean CartPole-v1")
+    assert caught.value.hint.endswith("MODULE:CartPol-v1")
 
 
 # Families

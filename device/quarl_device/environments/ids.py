@@ -73,9 +73,10 @@ def _unknown(name: str, shown: str, module: ModuleType | None) -> UnknownEnviron
     near = [f"{prefix}{found}" for found in _nearest(name)]
     suggestion = f"did you mean {' or '.join(near)}?" if near else ""
     if module is None:
+        # What is near may be no more than that: an id from a file or by wire has lost its module.
+        own = f"one that a module registers is named with it: MODULE:{name[:MAX_ENV_ID] or 'ID'}"
         return UnknownEnvironment(
-            f"no environment {shown} is registered",
-            hint=suggestion or f"name the module that registers it: --env MODULE:{name[:MAX_ENV_ID] or 'ID'}",
+            f"no environment {shown} is registered", hint=f"{suggestion} {own}" if suggestion else own
         )
     code = f"gymnasium.register('{name[:MAX_ENV_ID]}-v0', entry_point='{prefix}{name[:MAX_ENV_ID]}')"
     if inspect.isclass(getattr(module, name, None)):
