@@ -65,11 +65,7 @@ def look_at(config: TrainConfig) -> Task:
     try:
         observations, action = spaces_to_specs(env.observation_space, env.action_space)
         _check_action(config, action)
-        if not is_one_vector(observations):
-            raise UnsupportedSpace(
-                f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
-                f"{config.algorithm} takes one vector in this version"
-            )
+        _check_observation(config, observations)
         _check_size(config, observations[0], action)
         _check_budget(config, BlockSpec(observations=observations, action=action))
         played = _play_at_random(env, config, observations[0], action)
@@ -152,6 +148,19 @@ def _check_action(config: TrainConfig, action: ActionSpec) -> None:
         raise UnsupportedSpace(
             f"{config.env_id} has actions without bounds; {config.algorithm} scales its outputs to them",
             hint="wrap the environment in gymnasium.wrappers.RescaleAction or ClipAction",
+        )
+
+
+def _check_observation(config: TrainConfig, observations: tuple[ObservationSpec, ...]) -> None:
+    if not is_one_vector(observations):
+        raise UnsupportedSpace(
+            f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
+            f"{config.algorithm} takes one vector in this version"
+        )
+    if (dtype := observations[0].dtype) not in ("float32", "float64"):
+        raise UnsupportedSpace(
+            f"{config.env_id} observes a vector of {dtype}; {config.algorithm} takes float32 or float64 as yet",
+            hint="gymnasium.wrappers.DtypeObservation in the registration's additional_wrappers makes float32 of it",
         )
 
 

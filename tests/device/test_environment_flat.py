@@ -1,4 +1,4 @@
-"""A Dict is one vector where the policy observes one: the rule that learner, actor and evaluation share."""
+"""What is no array is one vector where the policy observes one: the rule that learner, actor and evaluation share."""
 
 import dataclasses
 
@@ -85,6 +85,21 @@ def test_what_observes_an_array_is_left_alone():
     assert make_vector(EnvSpec(env_id="CartPole-v1", flat=True), 2).mode == "next_step"
 
 
+@pytest.mark.parametrize(
+    ("env_id", "size"), [("FrozenLake-v1", 16), ("Taxi-v4", 500), ("Blackjack-v1", 32 + 11 + 2)], ids=str
+)
+def test_what_is_counted_becomes_float32_of_ones_and_zeros(env_id, size):
+    env = make_single(EnvSpec(env_id=env_id, flat=True))
+    [found], _ = spaces_to_specs(env.observation_space, env.action_space)
+    assert (found.key, found.shape, found.dtype) == ("observation", (size,), "float32")
+    shown = env.reset(seed=0)[0]
+    assert shown.dtype == np.float32
+    assert set(shown) == {0.0, 1.0}
+    batch = make_vector(EnvSpec(env_id=env_id, flat=True), 2)
+    assert batch.observations == (found,)
+    np.testing.assert_array_equal(batch.reset(seed=0)[0], shown)
+
+
 def test_a_policy_of_several_keys_sees_the_dict():
     keys = (ObservationSpec(key="height", shape=(), dtype="float64"), ObservationSpec(key="zeta", shape=(2,)))
     env = make_single(EnvSpec.seen_as(keys, "QuarlCreature-v0"))
@@ -101,8 +116,8 @@ def test_a_vector_of_another_size_is_told():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"eye": Box(0, 255, (8, 8, 3), np.uint8)}, r"'eye' is a Box space of shape \(8, 8, 3\)"),
-        ({"a": Dict({"said": Text(4)})}, r"'a.said' is a Text space"),
+        ({"eye": Box(0, 255, (8, 8, 3), np.uint8)}, r"'observation.eye' is a Box space of shape \(8, 8, 3\)"),
+        ({"a": Dict({"said": Text(4)})}, r"'observation.a.said' is a Text space"),
     ],
 )
 def test_a_part_that_is_no_vector_is_refused_by_name(parts, message):

@@ -84,10 +84,10 @@ class Faulty(gymnasium.Env):
     """Misbehaves in one way, at one step of all that it makes."""
 
     action_space = gymnasium.spaces.Discrete(2)
-    total = 0
+    dtype = np.float32
 
     def __init__(self):
-        self.observation_space = gymnasium.spaces.Box(-9.0, 9.0, (3,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-9, 9, (3,), self.dtype)
         self.count = 0
 
     def reset(self, *, seed=None, options=None):
@@ -161,6 +161,18 @@ def test_a_dict_is_one_vector_to_the_learner():
     # gymnasium sorts the keys of a Dict: what is left of the episode, then which action is right.
     assert set(np.unique(task.golden_observations[:, 1:])) == {0.0, 1.0}
     assert len(np.unique(task.golden_observations[:, 0])) > 2
+
+
+def test_integers_are_refused_with_what_makes_floats_of_them(monkeypatch):
+    monkeypatch.setattr(Faulty, "dtype", np.int64)
+    with pytest.raises(UnsupportedSpace, match="observes a vector of int64; dqn takes float32 or float64") as caught:
+        look_at(make_config("QuarlFaulty-v0"))
+    assert "DtypeObservation" in caught.value.hint
+
+
+def test_images_are_refused():
+    with pytest.raises(UnsupportedSpace, match=r"observes \[\('observation', \(36, 36, 1\)\)\]; dqn takes one vector"):
+        look_at(make_config("QuarlCatch-v0"))
 
 
 def test_presets_and_names_of_runs_go_by_the_name_without_its_module():

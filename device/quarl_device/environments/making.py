@@ -26,7 +26,7 @@ class EnvSpec:
     Attributes:
         env_id: registered gymnasium id.
         kwargs: keyword arguments of its constructor.
-        flat: observe a Dict as one vector, see `spaces.flattened`; nothing changes where it observes an array.
+        flat: observe one vector whatever its space, see `spaces.flattened`; nothing changes where it is an array.
     """
 
     env_id: str
@@ -39,8 +39,8 @@ class EnvSpec:
     ) -> EnvSpec:
         """Return an environment as a policy with these observations sees it.
 
-        A policy that observes one vector sees a Dict flattened. Learner and device both know that from the
-        observations, which are in the learner's birth and in the file's contract.
+        A policy that observes one vector sees a Dict, a Tuple or a Discrete flattened. Learner and device both know
+        that from the observations, which are in the learner's birth and in the file's contract.
         """
         return cls(env_id=env_id, kwargs=kwargs or {}, flat=is_one_vector(observations))
 
@@ -57,7 +57,7 @@ def make_single(spec: EnvSpec, *, seed: int | None = None, allow_module: bool = 
         UnknownEnvironment: no such id.
         MissingExtra: the environment's own dependency is not installed.
         EnvironmentMisbehaved: its constructor or first reset raised.
-        UnsupportedSpace: a Dict that no vector can be made of.
+        UnsupportedSpace: a space that no vector can be made of.
     """
     bare = copy.copy(find_spec(spec.env_id, allow_module=allow_module))
     bare.order_enforce, bare.disable_env_checker = False, True

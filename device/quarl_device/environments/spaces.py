@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import DtypeObservation, FlattenObservation
 from numpy.typing import NDArray
 
 from quarl_device.contract import BARE_KEY, ActionSpec, ObservationSpec
@@ -31,33 +31,38 @@ def is_one_vector(observations: Sequence[ObservationSpec]) -> bool:
 
 
 def flattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Return an environment that observes a Dict with its parts as one vector, in the order of its space.
+    """Return an environment that observes no array with what it observes as one vector, in the order of its space.
 
     `gymnasium.wrappers.FlattenObservation` does it: numbers and vectors stay what they are, a Discrete becomes one of
-    its n elements. An environment that does not observe a Dict is returned as it is.
+    its n elements. Where there is no float among them, the vector is float32, which a policy takes.
 
     Raises:
         UnsupportedSpace: a part has no such form, or would lose one: an image.
     """
-    if not isinstance(env.observation_space, gymnasium.spaces.Dict):
+    if isinstance(env.observation_space, gymnasium.spaces.Box):
         return env
-    for key, part in _leaves("", env.observation_space):
+    for key, part in _leaves(BARE_KEY, env.observation_space):
         if not isinstance(part, _FLAT) or len(part.shape or ()) > 1:
             shape = f" of shape {part.shape}" if part.shape else ""
             raise UnsupportedSpace(
-                f"observation {key[:64]!r} is a {type(part).__name__} space{shape}, which no vector can be made of; "
-                "a policy of one vector cannot see it",
+                f"{key[:80]!r} is a {type(part).__name__} space{shape}, which no vector can be made of; a policy of "
+                "one vector cannot see it",
                 hint="leave it out: gymnasium.wrappers.FilterObservation in the registration's additional_wrappers",
             )
-    return FlattenObservation(env)
+    flat: gymnasium.Env[Any, Any] = FlattenObservation(env)
+    is_float = flat.observation_space.dtype is not None and flat.observation_space.dtype.kind == "f"
+    return flat if is_float else DtypeObservation(flat, np.float32)
 
 
 def _leaves(key: str, space: gymnasium.Space[Any]) -> Iterator[tuple[str, gymnasium.Space[Any]]]:
-    if not isinstance(space, gymnasium.spaces.Dict):
+    if isinstance(space, gymnasium.spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from _leaves(f"{key}.{name}", part)
+    elif isinstance(space, gymnasium.spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _leaves(f"{key}.{index}", part)
+    else:
         yield key, space
-        return
-    for name, part in space.spaces.items():
-        yield from _leaves(f"{key}.{name}" if key else str(name), part)
 
 
 def spaces_to_specs(
