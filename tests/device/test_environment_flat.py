@@ -5,10 +5,13 @@ import dataclasses
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.environments import EnvSpec, check_matches, is_one_vector, make_single, make_vector, spaces_to_specs
+from quarl_device.environments.spaces import flattened
 from quarl_device.errors import SpaceMismatch, UnsupportedSpace
 
 VECTOR = ObservationSpec(key="observation", shape=(5,))
@@ -128,16 +131,66 @@ def test_a_part_that_is_no_vector_is_refused_by_name(parts, message):
         assert "FilterObservation" in caught.value.hint
 
 
+NUMBERS = st.one_of(
+    st.integers(1, 4).map(lambda n: Box(-1.0, 1.0, (n,), np.float32)),
+    st.just(Box(-5.0, 5.0, (), np.float64)),
+    st.integers(1, 5).map(Discrete),
+    st.integers(1, 3).map(lambda n: MultiDiscrete([2] * n)),
+)
+KEYS = st.sampled_from(["z", "a", "m", "b"])
+DICTS = st.dictionaries(KEYS, st.one_of(NUMBERS, st.dictionaries(KEYS, NUMBERS, min_size=1).map(Dict)), min_size=1)
+
+
+class Sampled(gymnasium.Env):
+    """Shows samples of any space."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+
+@given(DICTS, st.integers(0, 1000))
+def test_any_dict_of_numbers_is_a_vector_of_floats_and_what_it_holds(parts, seed):
+    space = Dict(parts)
+    env = flattened(Sampled(space))
+    [spec], _ = spaces_to_specs(env.observation_space, env.action_space)
+    assert is_one_vector((spec,))
+    assert spec.dtype in ("float32", "float64")
+    space.seed(seed)
+    shown = env.reset()[0]
+    space.seed(seed)
+    np.testing.assert_array_equal(shown, gymnasium.spaces.flatten(space, space.sample()))
+    assert (shown.shape, shown.dtype.name) == (spec.shape, spec.dtype)
+
+
 class ManyCreatures(gymnasium.vector.VectorEnv):
     """A vector implementation of its own, which no wrapper flattens."""
 
     metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
-    def __init__(self, num_envs, max_episode_steps):
+    def __init__(self, num_envs, max_episode_steps, space=None):
         self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = Dict(PARTS), Discrete(2)
+        self.single_observation_space, self.single_action_space = Dict(space or PARTS), Discrete(2)
+
+
+LEVEL = {"space": {"zeta": PARTS["zeta"]}}
 
 
 def test_a_vector_implementation_that_observes_a_dict_gives_way_to_single_environments():
     gymnasium.registry["QuarlCreature-v0"].vector_entry_point = ManyCreatures
-    assert make_vector(EnvSpec(env_id="QuarlCreature-v0", flat=True), 2).mode == "same_step"
+    assert make_vector(EnvSpec(env_id="QuarlCreature-v0", kwargs=LEVEL), 2).mode == "next_step"
+    assert make_vector(EnvSpec(env_id="QuarlCreature-v0", kwargs=LEVEL, flat=True), 2).mode == "same_step"
+
+
+def test_a_vector_implementation_with_other_actions_is_another_environment():
+    class Others(ManyCreatures):
+        def __init__(self, **named):
+            super().__init__(**named)
+            self.single_action_space = Discrete(3)
+
+    gymnasium.registry["QuarlCreature-v0"].vector_entry_point = Others
+    assert make_vector(EnvSpec(env_id="QuarlCreature-v0", kwargs=LEVEL), 2).mode == "same_step"
