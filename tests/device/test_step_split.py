@@ -135,3 +135,20 @@ def _with_slow_step(make):
 def _with_slow_act(policy):
     policy.act_index, policy.act_batch = slow(policy.act_index), slow(policy.act_batch)
     return policy
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_every_environment_that_was_opened_is_closed(monkeypatch, envs):
+    name = "make_single" if envs == 1 else "make_vector"
+    make, open_envs = getattr(bench, name), []
+
+    def made(*arguments, **named):
+        env = make(*arguments, **named)
+        open_envs.append(env)
+        close = env.close
+        env.close = lambda: (open_envs.remove(env), close())
+        return env
+
+    monkeypatch.setattr(bench, name, made)
+    bench.actor_speed(num_envs=envs, duration_s=0.01)
+    assert open_envs == []

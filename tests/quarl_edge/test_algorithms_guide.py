@@ -160,7 +160,7 @@ def example(tmp_path, monkeypatch):
         quarl_edge.algorithms, "__path__", [*quarl_edge.algorithms.__path__, str(tmp_path / "algorithms")]
     )
     importlib.invalidate_caches()
-    lines, entry = listing("quarl_edge/algorithms/__init__.py").split("# in ALGORITHMS:\n")
+    lines, entry = listing("quarl_edge/algorithms/__init__.py"), listing("ALGORITHMS")
     # As in that module, which has these names already.
     head = "from __future__ import annotations\nfrom quarl_edge.algorithms import AlgorithmInfo\n"
     registration = tmp_path / "awr_registration.py"

@@ -106,8 +106,8 @@ def actor_speed(
             encoding_s, looping_s = encoding_s + encoded_s, looping_s + spent_s
             timed.run(round_s)
     finally:
-        loop.close()
-        timed.close()
+        for opened in (loop, timed, bare):
+            opened.close()
     return ActorSpeed(
         env=file.contract.env_id,
         envs=num_envs,
@@ -227,6 +227,9 @@ class _Bare:
             spent_s = clock() - began
             if spent_s >= duration_s:
                 return steps / spent_s
+
+    def close(self) -> None:
+        self._env.close()
 
     def _steps(self) -> int:
         raise NotImplementedError
