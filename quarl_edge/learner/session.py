@@ -13,7 +13,7 @@ from typing import cast
 from quarl_device.contract import Head, PolicyContract
 from quarl_device.link import PahoLink
 from quarl_device.wire.block import BlockSpec
-from quarl_device.wire.block_spec import extras_for
+from quarl_device.wire.block_spec import extras_for, extras_of
 from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.checkpoint import Checkpoint
 from quarl_edge.config import TrainConfig
@@ -21,7 +21,7 @@ from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.blobs import BlobServer
-from quarl_edge.learner.fleet import CONNECT_TIMEOUT_S, Fleet, extras_of
+from quarl_edge.learner.fleet import CONNECT_TIMEOUT_S, Fleet
 from quarl_edge.learner.keeper import Keeper
 from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink

@@ -13,7 +13,7 @@ from quarl_edge.soak.run import SoakReport
 
 def report(**changes):
     books = DeviceBooks(
-        device="soak-0", made=100, stored=90, declared_dropped=4, unfinished=6, kills=1, lives=2, blocks=9,
+        device="soak-0", made=100, stored=90, declared_dropped=4, unfinished=6, forgotten=0, kills=1, lives=2, blocks=9,
         duplicates=0, faults=changes.pop("book_faults", ()),
     )  # fmt: skip
     return SoakReport(
