@@ -9,6 +9,7 @@ one that failed, whatever it was about is written once more, from the page cache
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -109,6 +110,26 @@ class Appender:
         self.bytes_written += total
         self._dirty = True
         return offset
+
+    def write_over(self, path: Path, records: bytes) -> None:
+        """Let a file that is not written hold these records in place of its own, on disk when this returns.
+
+        That takes no room that the file does not have, so a full disk has it.
+
+        Raises:
+            OSError: the disk refuses, or the file is smaller than that; it is as it was unless the disk fails.
+        """
+        content = PREAMBLE + records
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(file).st_size < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_at(file, content, 0)
+            os.fdatasync(file)
+            os.ftruncate(file, len(content))
+        finally:
+            os.close(file)
+        self.bytes_written += len(content)
 
     def sync_is_due(self, now_s: float) -> bool:
         """Whether it is time for an fsync of what was written."""
