@@ -2,8 +2,7 @@
 
 Every write names its offset, so a record that fails half way is written over by the next one, whatever else fails.
 
-A kernel that could not write pages back may hold them for clean: the next fsync succeeds and means nothing. So after
-one that failed, whatever it was about is written once more, from the page cache to where it is, before `fault` goes.
+After an fsync that failed, whatever it was about is written once more before `fault` goes: see `files.write_again`.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from quarl_device.files import sync_directory
+from quarl_device.files import sync_directory, write_again, write_at
 from quarl_device.spool.config import SpoolConfig
 from quarl_device.spool.records import PREAMBLE
 
 _LOG = logging.getLogger(__name__)
-_PIECE_BYTES = 1024 * 1024
 
 
 class Appender:
@@ -98,7 +96,7 @@ class Appender:
         try:
             written = os.pwritev(self.file, (head, payload), offset)
             if written < total:
-                _write_at(self.file, (head + payload)[written:], offset + written)
+                write_at(self.file, (head + payload)[written:], offset + written)
             if payload and self._config.sync == "always":
                 os.fdatasync(self.file)
         except OSError:
@@ -124,7 +122,7 @@ class Appender:
         try:
             if os.fstat(file).st_size < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            _write_at(file, content, 0)
+            write_at(file, content, 0)
             os.fdatasync(file)
             os.ftruncate(file, len(content))
         finally:
@@ -186,15 +184,7 @@ def _sync(path: Path, *, rewrite_bytes: int) -> None:
     except FileNotFoundError:
         return
     try:
-        for offset in range(0, rewrite_bytes, _PIECE_BYTES):
-            _write_at(file, os.pread(file, min(_PIECE_BYTES, rewrite_bytes - offset), offset), offset)
+        write_again(file, 0, rewrite_bytes)
         os.fdatasync(file)
     finally:
         os.close(file)
-
-
-def _write_at(file: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
