@@ -74,13 +74,13 @@ def check_parity(subject: Subject, *, decided: bool = False) -> CheckResult:
         beyond = max(beyond, float((errors > limit).mean()))
         ties = max(ties, float(errors.max()) / (limit + tie * finer))
     rare = has_ties and ties <= 1.0 and beyond <= _TIES
-    allowed = f"{limit} allowed" + (f", further off in {_TIES:.0%}: it has layers in float or int16" if has_ties else "")
+    further = f", further off in {_TIES:.0%}: it has layers in float or int16" if has_ties else ""
     return CheckResult(
         code="Q09",
         passed=worst <= limit or rare,
         value=worst,
         limit=float(limit),
-        message=f"at most {worst:.0f} LSB off the fake-quantized network ({allowed}), {off:.2%} of outputs, "
+        message=f"at most {worst:.0f} LSB off the fake-quantized network ({limit} allowed{further}), {off:.2%} of outputs, "
         f"{subject.judged_on}",
     )
 

@@ -28,7 +28,7 @@ MIN_EPISODES = 10
 MAX_EPISODES = 10_000
 # What one policy may take on average: a step without limit would be a wait without deadline.
 MAX_STEPS_PER_EPISODE = 4_000
-# An end for an environment that takes its time. It fails instead of being undecided: a verdict would follow the machine.
+# An end for an environment that takes its time. It fails and is not undecided: a verdict would follow the machine.
 MAX_S = 900.0
 _LOOK_AT_CLOCK_EVERY = 256
 _TELL_EVERY_S = 2.0
