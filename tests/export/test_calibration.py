@@ -456,7 +456,7 @@ def test_playing_is_seeded_and_fits_the_contract():
 def test_playing_with_the_policy_differs_from_random():
     policy = mlp(actions=2)
     greedy, random = (
-        play(policy, EnvSpec(env_id="CartPole-v1"), steps=40, actions=who).rows["observation"]
+        play(policy, EnvSpec(env_id="CartPole-v1"), steps=40, turns=[who]).rows["observation"]
         for who in ("policy", "random")
     )
     assert not np.array_equal(greedy, random)
@@ -479,7 +479,7 @@ def test_playing_a_continuous_environment():
             "d/bias": policy.weights["d/bias"][:1],
         },
     )
-    data = play(policy, EnvSpec(env_id="Pendulum-v1"), steps=30, actions="policy")
+    data = play(policy, EnvSpec(env_id="Pendulum-v1"), steps=30, turns=["policy"])
     assert data.rows["observation"].shape == (30, 3)
 
 
@@ -490,6 +490,9 @@ def test_playing_what_does_not_fit_is_refused():
         play(mlp(), EnvSpec(env_id="CartPole-v99"), steps=10)
     with pytest.raises(UsageError, match="steps"):
         play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=1)
+    for turns in ([], ["policy", "best"]):
+        with pytest.raises(UsageError, match="expected some of policy, noisy, random"):
+            play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=10, turns=turns)
 
 
 def test_greedy_actions_of_discrete_and_box_heads():
