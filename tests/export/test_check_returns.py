@@ -182,6 +182,12 @@ class Choice(gymnasium.Env):
         reward = math.nan if self.fault == "nan" else self.worth * right
         if self.fault == "nan for others" and not right:
             reward = math.nan
+        if self.fault == "four":
+            return self._draw(), reward, False, {}
+        if self.fault == "word":
+            return self._draw(), "much", False, False, {}
+        if self.fault == "arrays":
+            return self._draw(), reward, np.zeros(2, bool), False, {}
         reward += self.gift if self.left == 0 else 0.0
         return self._draw(), reward, self.left == 0 and self.fault != "endless", False, {}
 
@@ -319,16 +325,30 @@ def test_fewer_episodes_than_asked_for_are_compared_where_steps_run_out(right, r
     assert found.result.detail["episodes"] == 12
 
 
-def test_what_takes_too_long_says_nothing(right, right_float, monkeypatch):
-    monkeypatch.setattr(returns_module, "MAX_S_PER_EPISODE", -1.0)
-    found = judge_returns(right, lambda: right_float, play())
-    assert (found.decided, found.result.detail["verdict"]) == (False, "undecided")
-    assert "20 episodes take more than" in found.result.message
+def test_a_slow_machine_gets_no_other_verdict(right, right_float, monkeypatch):
+    """It is refused at a deadline that only a wait without end meets: 100 s for 20 episodes were "undecided" before."""
+    at = {"now": 0.0}
+
+    def tick():
+        at["now"] += 100.0
+        return at["now"]
+
+    monkeypatch.setattr(returns_module.time, "monotonic", tick)
+    assert judge_returns(right, lambda: right_float, play()).result.detail["verdict"] == "held"
+    monkeypatch.setattr(returns_module, "MAX_S", -1.0)
+    with pytest.raises(UsageError, match="20 episodes to compare returns took more than"):
+        judge_returns(right, lambda: right_float, play())
 
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("step", "raised with random actions: RuntimeError: broken"), ("nan", "return nan in episode 0 (seed 100000)")],
+    [
+        ("step", "raised in step() in episode 0 of random actions, step 0: RuntimeError: broken"),
+        ("nan", "reward is nan in episode 0 of random actions, step 0 (seed 100000)"),
+        ("four", "raised in step() in episode 0 of random actions, step 0: ValueError: not enough values to unpack"),
+        ("word", "raised in step() in episode 0 of random actions, step 0: ValueError: could not convert string"),
+        ("arrays", "raised in step() in episode 0 of random actions, step 0: ValueError: The truth value"),
+    ],
 )
 def test_what_random_actions_meet_is_no_fault_of_the_file(right, right_float, monkeypatch, fault, says):
     monkeypatch.setattr(returns_module, "_returns", lambda file, play, episodes, who: (10.0,) * episodes)

@@ -28,7 +28,8 @@ MIN_EPISODES = 10
 MAX_EPISODES = 10_000
 # What one policy may take on average: a step without limit would be a wait without deadline.
 MAX_STEPS_PER_EPISODE = 4_000
-MAX_S_PER_EPISODE = 2.5
+# An end for an environment that takes its time. It fails instead of being undecided: a verdict would follow the machine.
+MAX_S = 900.0
 _LOOK_AT_CLOCK_EVERY = 256
 _TELL_EVERY_S = 2.0
 
@@ -88,6 +89,9 @@ def judge_returns(file: PolicyFile, reference: Callable[[], PolicyFile], play: P
         file: complete, as a device loads it.
         reference: makes a float32 file of the same policy; only called where the environment can be played.
         play: where and how long.
+
+    Raises:
+        UsageError: one policy plays for more than `MAX_S`.
     """
     try:
         world = make_single(play.env, allow_module=play.allow_module)
@@ -196,20 +200,23 @@ def _more_or_less(loss: float) -> str:
 
 
 class _CannotTell(Exception):
-    """Why playing says nothing; of playing that takes too long, because how far it came depends on the machine."""
+    """Why playing says nothing."""
 
 
 class _Budget:
-    """Ends an evaluation that takes too many steps, or too long."""
+    """Ends an evaluation that takes too many steps, and refuses one that takes too long."""
 
     def __init__(self, episodes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._episodes, self._steps_left = episodes, episodes * MAX_STEPS_PER_EPISODE
-        self._clock, self._deadline_s = clock, clock() + episodes * MAX_S_PER_EPISODE
+        self._clock, self._deadline_s = clock, clock() + MAX_S
 
     def __call__(self) -> bool:
         self._steps_left -= 1
         if self._steps_left % _LOOK_AT_CLOCK_EVERY == 0 and self._clock() > self._deadline_s:
-            raise _CannotTell(f"{self._episodes} episodes take more than {self._episodes * MAX_S_PER_EPISODE:g} s here")
+            raise UsageError(
+                f"playing {self._episodes} episodes to compare returns took more than {MAX_S:g} s",
+                hint="play fewer with --episodes; --episodes 0 leaves the comparison out",
+            )
         return self._steps_left < 0
 
 
