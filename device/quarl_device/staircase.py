@@ -3,8 +3,8 @@
 Normalising, rounding and clipping all grow with their value, so the integer of an observation's element is how many of
 its at most 255 stairs' edges are not above it. One bisection among them, in C, costs a fraction of the seven calls of
 numpy that compute the same; from about a dozen numbers on these are faster again. The edges are searched for among all
-float32 values with `preprocess` itself, so there is one rule and no second arithmetic. NaN lies on no stair: it is left to
-`preprocess`, and found by a sum, which costs a fraction of asking each number.
+float32 values with `preprocess` itself, so there is one rule and no second arithmetic. NaN lies on no stair: it is
+left to `preprocess`, and found by a sum, which costs a fraction of asking each number.
 """
 
 from __future__ import annotations

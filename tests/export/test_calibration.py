@@ -625,7 +625,9 @@ def test_a_device_has_each_frames_own_constants_where_it_puts_the_frame(frame, s
     contract = dataclasses.replace(mlp().contract, observations=(spec,), normalizer=normalizer)
     policy = types.SimpleNamespace(
         contract=contract,
-        graph=types.SimpleNamespace(inputs=(GraphInput(key="observation", shape=shape),), layers=(), outputs={}),
+        graph=types.SimpleNamespace(
+            inputs=(GraphInput(key="observation", shape=shape),), layers=(), outputs={}, float_layers=lambda kept: kept
+        ),
     )
     device = complete_policy(policy, scheme="int8", io="int8")
     assert (device.normalizer.where, len(device.normalizer.scale["observation"])) == ("device", size)

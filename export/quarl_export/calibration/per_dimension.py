@@ -122,7 +122,7 @@ class _Brought:
         return tuple(offset.astype(np.float32).tolist()), tuple(scale.astype(np.float32).tolist())
 
     def reach(self, clip: float) -> float:
-        """Return where ±`clip` behind the first normaliser lies at the nearest: at ±1 or beyond, as limits do within."""
+        """Return where ±`clip` behind the first normaliser lies at the nearest: nowhere within ±1, as limits are."""
         ends = np.stack([clip - self.offset, clip + self.offset]) * self.scale
         return float(ends.min())
 
@@ -150,7 +150,7 @@ def _limits(
 
     Args:
         spec: of the observation.
-        scale: of the policy's own normaliser, ``[elements]``: a dimension in small units moves as what the network sees.
+        scale: of the policy's own normaliser, ``[elements]``: one in small units moves by what the network sees.
         data: to take them from.
         rule: how.
     """

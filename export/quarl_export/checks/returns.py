@@ -30,7 +30,7 @@ MAX_EPISODES = 10_000
 MAX_STEPS_PER_EPISODE = 4_000
 # How many times as many steps the file may take: episodes a little longer than the float policy's are no endless ones.
 _PATIENCE = 2
-# An end for an environment that takes its time. It fails instead of being undecided: a verdict would follow the machine.
+# An end for an environment that takes its time. It fails and is not undecided: a verdict would follow the machine.
 MAX_S = 900.0
 _LOOK_AT_CLOCK_EVERY = 256
 _TELL_EVERY_S = 2.0
@@ -138,8 +138,8 @@ def _compared(file: PolicyFile, theirs: PolicyFile, play: Play) -> Comparison:
         # To compare those alone that ended would judge a file by the starts in which it does well.
         raise _NeverEnds(
             f"the file ended {len(ours)} of {len(floats)} episodes of {play.env.env_id} within "
-            f"{_steps(play, 'the file'):,} steps: episode {len(ours)} (seed {play.seed + len(ours)}) did not end, which "
-            "ends with the float policy. If to go on is worth more there, give the environment a time limit "
+            f"{_steps(play, 'the file'):,} steps: episode {len(ours)} (seed {play.seed + len(ours)}) did not end, "
+            "which ends with the float policy. If to go on is worth more there, give the environment a time limit "
             "(max_episode_steps)"
         )
     try:
