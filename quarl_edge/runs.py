@@ -27,6 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from quarl_device.environments import bare_name
 from quarl_device.errors import QuarlError, RunNotFound, UsageError
 from quarl_device.files import read_capped, write_atomic
 from quarl_device.wire.limits import MAX_JSON_BYTES
@@ -206,7 +207,7 @@ class RunDirectory:
 
 def run_name(config: TrainConfig, now: datetime) -> str:
     """Return `<env>-<algorithm>-<utc>-s<seed>`, the environment's id made fit for a file name."""
-    env = re.sub(r"[^A-Za-z0-9._-]+", "_", config.env_id).strip("._-") or "env"
+    env = re.sub(r"[^A-Za-z0-9._-]+", "_", bare_name(config.env_id)).strip("._-") or "env"
     return f"{env[:100]}-{config.algorithm}-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-s{config.seed}"
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quarl_device.environments import check_registered
+from quarl_device.environments import check_registered, names_module
 from quarl_device.errors import KeyFileError, UsageError
 from quarl_device.link import BrokerURL, read_password
 from quarl_device.link.credentials import Credentials, find_credentials
@@ -37,7 +37,7 @@ from quarl_edge.task import EMBEDDED_BROKER, check_company, look_at
 
 
 def train(
-    env: Annotated[str, typer.Argument(help="A registered gymnasium id, such as CartPole-v1.")] = "",
+    env: Annotated[str, typer.Argument(help="A gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0.")] = "",
     algorithm: Annotated[
         str, typer.Option(help=f"{', '.join(ALGORITHMS)}; by default the first that has a preset for the environment.")
     ] = "",
@@ -82,6 +82,7 @@ def train(
       quarl-edge train Acrobot-v1 --actors 2 --steps 100000 --seed 3
       quarl-edge train CartPole-v1 --seeds 0-4
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
+      quarl-edge train my_module:MyEnv-v0 --algorithm ppo
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
       quarl-edge train CartPole-v1 --credentials broker/clients/learner --actors 0
       quarl-edge train CartPole-v1 --broker mqtt://localhost --max-policy-lag '30 s' --metrics-port 9464
@@ -192,7 +193,7 @@ def _lag_bound(text: str) -> dict[str, Any]:
 def _fresh(run: Path | None, wishes: _Wishes) -> TrainConfig:
     if not wishes.env:
         raise UsageError("which environment?", hint="quarl-edge train CartPole-v1")
-    check_registered(wishes.env)
+    check_registered(wishes.env, allow_module=True)
     config = make_config(
         wishes.env,
         algorithm=wishes.algorithm,
@@ -341,7 +342,9 @@ def _show(config: TrainConfig, directory: RunDirectory, result: TrainResult, *, 
         steps = next_budget(result.env_steps, config.steps)
         # A run that has reached its goal goes on only where it has none.
         beyond = " --set goal_return=none" if result.reason is StopReason.SOLVED else ""
-        following.append(f"quarl-edge train --resume --run {directory.path} --steps {steps}{beyond}")
+        # A module is imported only where the command line names it.
+        own = f"{config.env_id} " if names_module(config.env_id) else ""
+        following.append(f"quarl-edge train {own}--resume --run {directory.path} --steps {steps}{beyond}")
     rows = _rows(config, result, wall_s=wall_s)
     write_table(f"{config.env_id} · {config.algorithm} · seed {config.seed}", rows, following)
 

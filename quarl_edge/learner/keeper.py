@@ -147,9 +147,12 @@ class Keeper:
 
         Raises:
             CheckpointError: it cannot be written.
-            JournalError: the journal cannot be synced.
+            JournalError: the journal cannot be synced, or (after the checkpoint) trimmed.
             NonFiniteError: what was learned holds NaN or Inf, and nobody could go on from it.
         """
+        # Only this thread changes what was learned, so no block has to wait for its copy.
+        arrays: dict[str, Mapping[str, NDArray[Any]]] = {"algorithm": algorithm.arrays()}
+        _check_finite(arrays["algorithm"])
         # Under the ingest's lock: the position and the counters belong to one moment.
         with self._ingest.paused() as cut:
             state = {
@@ -161,12 +164,11 @@ class Keeper:
                 # Of what is on disk: a better one that could not be written would keep others away from its place.
                 "best": _judged_to_json(self._saved),
             }
-            arrays = {"algorithm": algorithm.arrays()}
             if kept := self._experience.arrays():
-                arrays["experience"] = dict(kept)
-        _check_finite(arrays["algorithm"])
+                arrays["experience"] = kept
         save_checkpoint(self._run.checkpoints, Checkpoint(state=state, arrays=arrays), env_steps=cut.env_steps)
         self.resumable = True
+        self._ingest.checkpointed(cut)
 
 
 def _check_finite(arrays: Mapping[str, NDArray[np.generic]]) -> None:

@@ -24,6 +24,7 @@ def with_policy(run: RunDirectory) -> RunDirectory:
     ("env_id", "name"),
     [
         ("CartPole-v1", "CartPole-v1-dqn-20260102T123005Z-s3"),
+        ("my.module:CartPole-v1", "CartPole-v1-dqn-20260102T123005Z-s3"),
         ("ALE/Pong-v5", "ALE_Pong-v5-dqn-20260102T123005Z-s3"),
         ("../../etc", "etc-dqn-20260102T123005Z-s3"),
         ("..", "env-dqn-20260102T123005Z-s3"),
