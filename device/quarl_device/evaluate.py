@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
-from quarl_device.errors import EnvironmentMisbehaved, UnsupportedSpace, UsageError
+from quarl_device.environments import EnvSpec, check_matches, first_line, make_single, missing_part
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UnsupportedSpace, UsageError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import PolicyFile
 from quarl_device.runtime import PolicyRuntime
@@ -21,6 +22,8 @@ MAX_EPISODE_STEPS = 1_000_000
 MAX_EPISODES = 1_000_000
 # Timing a call costs a tenth of the call, so only one in so many is timed.
 _TIME_EVERY = 8
+Watch = Callable[[int, gymnasium.Env[Any, Any]], None]
+"""Sees the environment as it is played, with the number of its episode; may raise QuarlError alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ def evaluate(
     runtime: PolicyRuntime | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
     allow_module: bool = False,
 ) -> Evaluation:
     """Run greedy episodes one after another in a single environment.
@@ -73,6 +77,7 @@ def evaluate(
         runtime: which runtime; by default the first that works here.
         stop: asked before every step; true ends the evaluation with the episodes completed so far.
         progress: called with the number of completed episodes after each.
+        watch: called with the episode's number and the environment after its reset and after every step.
         allow_module: see `environments.check_registered`.
 
     Raises:
@@ -85,14 +90,16 @@ def evaluate(
     if not 1 <= episodes <= MAX_EPISODES or not 0 <= seed <= 2**31 - 1 - MAX_EPISODES:
         raise UsageError(f"cannot evaluate {episodes} episodes from seed {seed}: expected at least 1, and a seed >= 0")
     contract = policy_file.contract
-    spec = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
+    named = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
+    spec = EnvSpec.seen_as(contract.observations, named.env_id, named.kwargs)
     if not spec.env_id:
         raise UsageError("the policy file names no environment", hint="name one with --env ID")
     policy = Policy.load(policy_file, runtime=runtime)
     world = make_single(spec, allow_module=allow_module)
     try:
         check_matches(world, contract.observations, contract.action, given=spec.env_id, made_for=contract.env_id)
-        played = _play(_Player(world, policy), episodes=episodes, seed=seed, stop=stop, progress=progress)
+        player = _Player(spec.env_id, world, policy)
+        played = _play(player, episodes=episodes, seed=seed, stop=stop, progress=progress, watch=watch)
     finally:
         world.close()
     returns, times = played.returns, played.act_ns
@@ -126,10 +133,14 @@ def _play(
     seed: int,
     stop: Callable[[], bool] | None,
     progress: Callable[[int], None] | None,
+    watch: Watch | None,
 ) -> _Played:
     played = _Played()
     for number in range(episodes):
-        result = _episode(player, seed=seed + number, stop=stop, times=played.act_ns, where=f"episode {number}")
+        seen = None if watch is None else functools.partial(watch, number, player.world)
+        result = _episode(
+            player, seed=seed + number, stop=stop, times=played.act_ns, where=f"episode {number}", seen=seen
+        )
         if result is None:
             break
         played.returns.append(result[0])
@@ -148,8 +159,8 @@ class _Player:
         act: the greedy action for an observation, as the environment's space takes it.
     """
 
-    def __init__(self, world: gymnasium.Env[Any, Any], policy: Policy) -> None:
-        self.world, self.policy = world, policy
+    def __init__(self, env_id: str, world: gymnasium.Env[Any, Any], policy: Policy) -> None:
+        self._env_id, self.world, self.policy = env_id, world, policy
         self._shapes = [(spec.key, spec.shape) for spec in policy.contract.observations]
         self._is_dict = isinstance(world.observation_space, gymnasium.spaces.Dict)
         act = policy.act
@@ -175,6 +186,12 @@ class _Player:
                     f"{first_line(error)}"
                 ) from error
             _check_array(array, shape, key, where, step)
+
+    def misbehaved(self, call: str, where: str, step: int, error: Exception) -> QuarlError:
+        """Return what the environment's code has raised as an error of ours."""
+        return missing_part(self._env_id, error) or EnvironmentMisbehaved(
+            f"the environment raised in {call} in {where}, step {step}: {type(error).__name__}: {first_line(error)}"
+        )
 
 
 def _check_array(observation: Any, shape: tuple[int, ...], key: str, where: str, step: int) -> None:
@@ -207,15 +224,23 @@ def _to_space(act: Callable[[Any], Any], space: gymnasium.Space[Any]) -> Callabl
 
 
 def _episode(
-    player: _Player, *, seed: int, stop: Callable[[], bool] | None, times: list[int], where: str
+    player: _Player,
+    *,
+    seed: int,
+    stop: Callable[[], bool] | None,
+    times: list[int],
+    where: str,
+    seen: Callable[[], None] | None,
 ) -> tuple[float, int] | None:
     """Return (return, steps) of one episode, or `None` if it was stopped."""
     clock, act, world = time.perf_counter_ns, player.act, player.world
     try:
         observation, _ = world.reset(seed=seed)
     except Exception as error:
-        raise _misbehaved(f"reset(seed={seed})", where, 0, error) from error
+        raise player.misbehaved(f"reset(seed={seed})", where, 0, error) from error
     player.policy.begin_episode()
+    if seen is not None:
+        seen()
     total = 0.0
     for step in range(MAX_EPISODE_STEPS):
         if stop is not None and stop():
@@ -229,18 +254,14 @@ def _episode(
             observation, reward, terminated, truncated, _ = world.step(action)
             total += float(reward)
         except Exception as error:
-            raise _misbehaved("step()", where, step, error) from error
+            raise player.misbehaved("step()", where, step, error) from error
         if not math.isfinite(total):
             raise EnvironmentMisbehaved(f"the environment's reward is {reward} in {where}, step {step} (seed {seed})")
+        if seen is not None:
+            seen()
         if terminated or truncated:
             return total, step + 1
     raise EnvironmentMisbehaved(
         f"{where} has not ended after {MAX_EPISODE_STEPS:,} steps (seed {seed})",
         hint="give the environment a time limit, such as max_episode_steps in its registration",
-    )
-
-
-def _misbehaved(call: str, where: str, step: int, error: Exception) -> EnvironmentMisbehaved:
-    return EnvironmentMisbehaved(
-        f"the environment raised in {call} in {where}, step {step}: {type(error).__name__}: {first_line(error)}"
     )

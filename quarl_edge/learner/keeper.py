@@ -15,6 +15,7 @@ from quarl_device.contract import PolicyContract
 from quarl_device.errors import CheckpointError, JournalError, NonFiniteError, QuarlError, RunNotFound
 from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import Checkpoint, latest, save_checkpoint
+from quarl_edge.judgements import JudgementLog
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.local.evaluator import Judged
@@ -32,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Writes a run's `policy/` and `checkpoints/`.
+    """Writes a run's `policy/`, `checkpoints/` and `judgements.jsonl`.
 
     Args:
         run: the run's directory.
@@ -72,15 +73,17 @@ class Keeper:
         self._seed = seed
         self.best = best
         self.resumable = latest(run.checkpoints) is not None
+        self._judgements = JudgementLog(run.judgements)
         self._saved = best
         self._unsaved: tuple[Pushed, Judged] | None = None
         self._complained = False
 
     def consider(self, judged: Judged, pushed: Pushed) -> None:
-        """Keep `pushed` as the run's policy if it was judged better than the best so far.
+        """Note a judgement, and keep `pushed` as the run's policy if it was judged better than the best so far.
 
         A disk that refuses is no reason to stop learning: `sync` tries again, and `finish` insists.
         """
+        self._judgements.append(judged)
         if self.best is not None and judged.result.return_mean <= self.best.result.return_mean:
             return
         self.best = judged

@@ -11,6 +11,7 @@ from learner_factory import CONTRACT, batch, policy
 from quarl_device.errors import CheckpointError, JournalError, NonFiniteError
 from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import load_latest
+from quarl_edge.judgements import read_judgements
 from quarl_edge.learner import keeper as module
 from quarl_edge.learner.keeper import Keeper, better, kept_judgement
 from quarl_edge.learner.parts import Progression
@@ -152,6 +153,15 @@ def test_weights_that_are_not_finite_are_in_no_checkpoint(made, tmp_path):
     with pytest.raises(NonFiniteError, match="online/000"):
         keeper.checkpoint(SimpleNamespace(arrays=lambda: weights), Progression())
     assert sorted((tmp_path / "checkpoints").iterdir()) == kept
+
+
+def test_every_judgement_is_noted_whether_it_is_the_best_or_not(made, tmp_path):
+    keeper, pushed = made
+    for version, mean in enumerate((3.0, 9.0, 5.0), 1):
+        keeper.consider(judged(mean, version), pushed(version))
+    found = read_judgements(tmp_path / "judgements.jsonl").points
+    assert [(point.env_steps, point.return_mean) for point in found] == [(1, 3.0), (2, 9.0), (3, 5.0)]
+    assert version_on_disk(tmp_path) == 2
 
 
 def test_a_checkpoint_counts_for_the_journal_once_it_is_saved(made, tmp_path, monkeypatch):
