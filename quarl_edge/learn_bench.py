@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,5 +225,5 @@ def _ratio(ones: Sequence[_Took], others: Sequence[_Took]) -> float:
     return _median(one.cpu_ms / other.cpu_ms for one, other in zip(ones, others, strict=True))
 
 
-def _median(values: Any) -> float:
+def _median(values: Iterable[float]) -> float:
     return round(statistics.median(values), 4)
