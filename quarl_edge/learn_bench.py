@@ -226,4 +226,4 @@ def _ratio(ones: Sequence[_Took], others: Sequence[_Took]) -> float:
 
 
 def _median(values: Iterable[float]) -> float:
-    return round(statistics.median(values), 4)
+    return round(float(statistics.median(values)), 4)

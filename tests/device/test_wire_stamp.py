@@ -1,7 +1,5 @@
 """A block's place in its stream, read and changed without knowing what else is in it."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given

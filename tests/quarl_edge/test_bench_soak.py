@@ -48,7 +48,7 @@ def test_right_books_are_shown_and_nothing_is_left(soaked, capsys, tmp_path, mon
     soaked(report())
     assert run(["bench", "soak", "--seconds", "1"]) == 0
     said = capsys.readouterr().out
-    assert "made 100 = stored 90 + dropped 4 + unfinished 6 (1 kills)" in said
+    assert "made 100 = stored 90 + dropped 4 + forgotten 0 + unfinished 6 (1 kills)" in said
     assert "the books are right" in said
     assert list(tmp_path.iterdir()) == []
 
