@@ -113,3 +113,17 @@ def test_what_the_prose_says_is_what_was_measured(measured):
     assert "All of its single actions are within 5 % of float's with every seed" in text
     ppo = by_turns["SB3 PPO, VecNormalize, continuous"].values()
     assert {row["agreement"] for found in ppo for row in found["rows"]} == {1.0}
+
+
+def test_options_after_training_are_worth_what_was_measured():
+    found = json.loads((DOCS / "results" / "qat-after-training.json").read_text())
+    page = (DOCS / "qat.md").read_text()
+    expected = [
+        f"| {row['return_mean']:.1f} | {100 * row['agreement']:.0f} % | {100 * row['regret']:.1f} % | "
+        f"{row['bytes']:,} | {row['verdict']} |"
+        for row in found["rows"]
+    ]
+    shown = re.findall(r"^\| (?:none: int8 head|`--.*?`) (\|.*\|)$", page, re.MULTILINE)
+    assert shown == expected
+    assert f"({100 * found['rows'][0]['agreement']:.0f} % of actions)" in page
+    assert all(row["forced"] for row in found["rows"])
