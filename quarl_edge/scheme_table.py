@@ -55,7 +55,7 @@ def play_source(
         JSON values: what the source says, and per scheme the file's size and return, or why there is none.
     """
     policy, path = _imported(source, folder)
-    env = EnvSpec(env_id=source["env"])
+    env = EnvSpec.seen_as(policy.contract.observations, source["env"])
     data = play(policy, env, seed=_CALIBRATION_SEED)
     cells: dict[str, Any] = {}
     for number, (column, options) in enumerate(SCHEME_COLUMNS.items(), start=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
-from quarl_device.errors import EnvironmentMisbehaved, UnsupportedSpace, UsageError
+from quarl_device.environments import EnvSpec, check_matches, first_line, make_single, missing_part
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UnsupportedSpace, UsageError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import PolicyFile
 from quarl_device.runtime import PolicyRuntime
@@ -21,6 +22,8 @@ MAX_EPISODE_STEPS = 1_000_000
 MAX_EPISODES = 1_000_000
 # Timing a call costs a tenth of the call, so only one in so many is timed.
 _TIME_EVERY = 8
+Watch = Callable[[int, gymnasium.Env[Any, Any]], None]
+"""Sees the environment as it is played, with the number of its episode; may raise QuarlError alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ def evaluate(
     runtime: PolicyRuntime | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
     allow_module: bool = False,
 ) -> Evaluation:
     """Run greedy episodes one after another in a single environment.
@@ -73,6 +77,7 @@ def evaluate(
         runtime: which runtime; by default the first that works here.
         stop: asked before every step; true ends the evaluation with the episodes completed so far.
         progress: called with the number of completed episodes after each.
+        watch: called with the episode's number and the environment after its reset and after every step.
         allow_module: see `environments.check_registered`.
 
     Raises:
@@ -85,15 +90,16 @@ def evaluate(
     if not 1 <= episodes <= MAX_EPISODES or not 0 <= seed <= 2**31 - 1 - MAX_EPISODES:
         raise UsageError(f"cannot evaluate {episodes} episodes from seed {seed}: expected at least 1, and a seed >= 0")
     contract = policy_file.contract
-    spec = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
+    named = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
+    spec = EnvSpec.seen_as(contract.observations, named.env_id, named.kwargs)
     if not spec.env_id:
         raise UsageError("the policy file names no environment", hint="name one with --env ID")
     policy = Policy.load(policy_file, runtime=runtime)
     world = make_single(spec, allow_module=allow_module)
     try:
         check_matches(world, contract.observations, contract.action, given=spec.env_id, made_for=contract.env_id)
-        player = _greedy(world, policy)
-        played = play_episodes(world, player, episodes=episodes, seed=seed, stop=stop, progress=progress)
+        player = _greedy(spec.env_id, world, policy)
+        played = play_episodes(world, player, episodes=episodes, seed=seed, stop=stop, progress=progress, watch=watch)
     finally:
         world.close()
     returns, times = played.returns, played.act_ns
@@ -120,12 +126,14 @@ class Player:
         begin: called with an episode's seed before it starts.
         check: called with every observation, a place for messages, and the step; raises `EnvironmentMisbehaved`.
         title: " of random actions", behind the episode in messages.
+        env_id: of the environment, for messages.
     """
 
     choose: Callable[[Any], Any]
     begin: Callable[[int], None]
     check: Callable[[Any, str, int], None]
     title: str = ""
+    env_id: str = ""
 
 
 @dataclass(kw_only=True)
@@ -151,6 +159,7 @@ def play_episodes(
     seed: int,
     stop: Callable[[], bool] | None = None,
     progress: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
 ) -> Played:
     """Play episodes one after another, whoever acts.
 
@@ -161,6 +170,7 @@ def play_episodes(
         seed: episode i starts with `world.reset(seed=seed + i)`.
         stop: asked before every step; true ends with the episodes completed so far.
         progress: called with the number of completed episodes after each.
+        watch: called with an episode's number and the environment after its reset and after each step.
 
     Raises:
         EnvironmentMisbehaved: NaN, an exception, or an episode without end, naming episode and step.
@@ -168,7 +178,8 @@ def play_episodes(
     played = Played()
     for number in range(episodes):
         where = f"episode {number}{player.title}"
-        result = _episode(world, player, seed=seed + number, stop=stop, times=played.act_ns, where=where)
+        seen = None if watch is None else functools.partial(watch, number, world)
+        result = _episode(world, player, seed=seed + number, stop=stop, times=played.act_ns, where=where, seen=seen)
         if result is None:
             break
         played.returns.append(result[0])
@@ -178,7 +189,7 @@ def play_episodes(
     return played
 
 
-def _greedy(world: gymnasium.Env[Any, Any], policy: Policy) -> Player:
+def _greedy(env_id: str, world: gymnasium.Env[Any, Any], policy: Policy) -> Player:
     """Return `policy` as a player of `world`, whose spaces have been compared with its contract."""
     shapes = [(spec.key, spec.shape) for spec in policy.contract.observations]
     is_dict = isinstance(world.observation_space, gymnasium.spaces.Dict)
@@ -192,7 +203,12 @@ def _greedy(world: gymnasium.Env[Any, Any], policy: Policy) -> Player:
         else:
             _check_array(observation, shapes[0][1], "", where, step)
 
-    return Player(choose=_to_space(act, world.action_space), begin=lambda _: policy.begin_episode(), check=check)
+    return Player(
+        choose=_to_space(act, world.action_space),
+        begin=lambda _: policy.begin_episode(),
+        check=check,
+        env_id=env_id,
+    )
 
 
 def _check_dict(observation: Any, shapes: Sequence[tuple[str, tuple[int, ...]]], where: str, step: int) -> None:
@@ -244,6 +260,7 @@ def _episode(
     stop: Callable[[], bool] | None,
     times: list[int],
     where: str,
+    seen: Callable[[], None] | None,
 ) -> tuple[float, int] | None:
     """Return (return, steps) of one episode, or `None` if it was stopped."""
     clock, choose, check = time.perf_counter_ns, player.choose, player.check
@@ -251,7 +268,9 @@ def _episode(
     try:
         observation, _ = world.reset(seed=seed)
     except Exception as error:
-        raise _misbehaved(f"reset(seed={seed})", where, 0, error) from error
+        raise _misbehaved(player.env_id, f"reset(seed={seed})", where, 0, error) from error
+    if seen is not None:
+        seen()
     total = 0.0
     for step in range(MAX_EPISODE_STEPS):
         if stop is not None and stop():
@@ -265,9 +284,11 @@ def _episode(
             observation, reward, terminated, truncated, _ = world.step(action)
             total, ended = total + float(reward), bool(terminated or truncated)
         except Exception as error:
-            raise _misbehaved("step()", where, step, error) from error
+            raise _misbehaved(player.env_id, "step()", where, step, error) from error
         if not math.isfinite(total):
             raise EnvironmentMisbehaved(f"the environment's reward is {reward} in {where}, step {step} (seed {seed})")
+        if seen is not None:
+            seen()
         if ended:
             return total, step + 1
     raise EnvironmentMisbehaved(
@@ -276,7 +297,8 @@ def _episode(
     )
 
 
-def _misbehaved(call: str, where: str, step: int, error: Exception) -> EnvironmentMisbehaved:
-    return EnvironmentMisbehaved(
+def _misbehaved(env_id: str, call: str, where: str, step: int, error: Exception) -> QuarlError:
+    """Return what the environment's code has raised as an error of ours."""
+    return missing_part(env_id, error) or EnvironmentMisbehaved(
         f"the environment raised in {call} in {where}, step {step}: {type(error).__name__}: {first_line(error)}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -16,6 +16,9 @@ from quarl_edge.cli.source_options import VecNormalize
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
+
+if TYPE_CHECKING:
+    from quarl_export.calibration.play import Way
 
 
 def calibration(
@@ -62,7 +65,7 @@ def calibration(
                 yardstick,
                 seeds=range(seeds),
                 steps=steps,
-                turns=mixture,
+                turns=cast("tuple[Way, ...]", mixture),
                 center_q=center_q,
                 progress=lambda done, finished=number * seeds: bar.advance(finished + done),  # type: ignore[misc]
             )

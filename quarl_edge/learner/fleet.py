@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from quarl_device import __version__
 from quarl_device.contract import ActionSpec, HeadKind, ObservationSpec
+from quarl_device.environments import bare_name
 from quarl_device.link import Backoff, BrokerURL, PahoLink, Will
+from quarl_device.wire.block_spec import extras_of
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.limits import WIRE_VERSION
 from quarl_device.wire.messages import LearnerBirth
@@ -21,11 +23,6 @@ from quarl_edge.learner.claim import CLAIM_BACKOFF, claim_fleet, next_epoch
 from quarl_edge.local.access import LEARNER_NAME
 
 CONNECT_TIMEOUT_S = 10.0
-
-
-def extras_of(head: HeadKind) -> tuple[str, ...]:
-    """Return what actors send beside the step: the log probability of what a stochastic head drew, and the draw."""
-    return {"logits": ("log_prob",), "gaussian": ("log_prob", "sample")}.get(head, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +100,15 @@ class Fleet:
             wire=WIRE_VERSION,
             # Where two learners start in one second, their beats tell them apart.
             beat=secrets.randbelow(2**31),
-            env_id=config.env_id,
+            # A module prefix is this machine's affair: a device imports what its own --env names.
+            env_id=bare_name(config.env_id),
             env_kwargs={},
             algorithm=config.algorithm,
             observations=(observation,),
             action=action,
             public_key=self.key.public.hex,
             mode="lockstep" if config.lockstep else "rounds" if in_rounds else "async",
-            round_steps=config.round_steps if isinstance(config, RolloutConfig) else 0,
+            round_steps=config.round_steps if isinstance(config, RolloutConfig) and not config.lockstep else 0,
             extras=extras_of(head),
             seed=config.seed,
             block_steps=config.block_steps,

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from quarl_device.contract import Head, PolicyContract
+from quarl_device.environments import bare_name
 from quarl_device.link import PahoLink
 from quarl_device.wire.block import BlockSpec
-from quarl_device.wire.block_spec import extras_for
+from quarl_device.wire.block_spec import extras_for, extras_of
 from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.checkpoint import Checkpoint
 from quarl_edge.config import TrainConfig
@@ -21,7 +22,7 @@ from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.blobs import BlobServer
-from quarl_edge.learner.fleet import CONNECT_TIMEOUT_S, Fleet, extras_of
+from quarl_edge.learner.fleet import CONNECT_TIMEOUT_S, Fleet
 from quarl_edge.learner.keeper import Keeper
 from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink
@@ -114,7 +115,11 @@ class Session:
                 # They take as long to import as the template takes to convert.
                 stack.callback(actors.stop)
                 actors.start()
-            evaluator = Evaluator(episodes=self._config.evaluate_episodes, seed=self._config.evaluate_seed)
+            evaluator = Evaluator(
+                env_id=self._config.env_id,
+                episodes=self._config.evaluate_episodes,
+                seed=self._config.evaluate_seed,
+            )
             stack.callback(evaluator.close)
             normalizer = NormalizerPlan(self._config, self._observation)
             algorithm, template, auditor = self._build(stack, normalizer)
@@ -127,7 +132,7 @@ class Session:
             keeper = self._keeper(ingest, template, epoch)
             self._stop_if_asked()
             link = stack.enter_context(fleet.connected(will_of(topics, birth)))
-            presence = Presence(link, topics, birth, takeover=fleet.takeover)
+            presence = Presence(link, topics, birth, takeover=fleet.takeover, shared_id=bool(fleet.client_id))
             stack.callback(presence.leave, clear=fleet.clear)
             receiver = Receiver(link, topics, ingest)
             receiver.listen()
@@ -222,7 +227,7 @@ class Session:
         spec = self._network()
         spread = (0.0,) * spec.head_units if self._head == "gaussian" else ()
         return PolicyContract(
-            env_id=self._config.env_id,
+            env_id=bare_name(self._config.env_id),
             algorithm=self._config.algorithm,
             scheme="int8",
             observations=(self._observation,),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quarl_device.contract import PolicyContract
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import BlockCodec
-from quarl_device.wire.block_spec import Block, BlockSpec
+from quarl_device.wire.block_spec import Block, BlockSpec, extras_for, extras_of
 from quarl_device.wire.loss import read_loss
 from quarl_edge.replay.segments import iterate
 
@@ -47,7 +47,8 @@ def recorded_observations(journal: Path, contract: PolicyContract, *, most: int 
     Raises:
         JournalError: unreadable, damaged, or of another environment than `contract`.
     """
-    codec = BlockCodec(BlockSpec(observations=contract.observations, action=contract.action))
+    extras = extras_for(extras_of(contract.head.kind), contract.action)
+    codec = BlockCodec(BlockSpec(observations=contract.observations, action=contract.action, extras=extras))
     newest: deque[Recorded] = deque()
     count, episodes = 0, _Episodes()
     for record in iterate(journal):

@@ -163,6 +163,23 @@ def test_experience_waits_on_disk_unless_told_otherwise(words, expected, monkeyp
     assert {name: getattr(outbox._config, name) for name in expected} == expected
     assert (tmp_path / "spool" / "lab.pi-7" / "lock").exists()
     assert (config.max_offline_s, config.max_upload_bytes_per_s) == (7, 3 * 1024)
+    assert config.max_offline_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("words", "bounds"),
+    [
+        ([], (60, 64)),
+        (["--max-offline", "7200"], (7200, None)),
+        (["--max-offline-blocks", "9"], (60, 9)),
+        (["--max-offline", "5", "--max-offline-blocks", "0"], (5, 0)),
+    ],
+)
+def test_a_device_bounds_what_it_makes_offline_unless_it_is_told_for_how_long(monkeypatch, words, bounds):
+    made = []
+    monkeypatch.setattr("quarl_device.actor.agent.Agent.run", lambda self: made.append(self._config) or SUMMARY)
+    assert cli.main(["run", "--broker", "mqtt://h", "--id", "pi-7", "--spool", "memory", *words]) == 0
+    assert [(config.max_offline_s, config.max_offline_blocks) for config in made] == [bounds]
 
 
 def test_a_spool_in_memory_touches_no_disk(monkeypatch, tmp_path):
@@ -183,8 +200,8 @@ def test_an_interrupt_elsewhere_is_130(monkeypatch):
 
 
 BENCH_KEYS = {
-    "env", "envs", "steps_per_s", "bare_env_steps_per_s", "act_us_p50", "encode_share", "exploration", "runtime",
-    "machine", "sha256"
+    "env", "envs", "steps_per_s", "bare_env_steps_per_s", "act_us_p50", "encode_share", "split", "exploration",
+    "runtime", "machine", "sha256"
 }  # fmt: skip
 
 
@@ -198,8 +215,11 @@ def test_bench_says_what_it_measured(envs, monkeypatch, capsys):
     assert (report["env"], report["envs"], report["exploration"]) == ("CartPole-v1", envs, "epsilon 0.05")
     assert all(report[key] > 0 for key in ("steps_per_s", "bare_env_steps_per_s", "act_us_p50"))
     assert 0 < report["encode_share"] < 1
+    assert set(report["split"]) == {"env_us", "inference_us", "record_us", "encode_us"}
     assert cli.main(["bench", "--envs", str(envs)]) == 0
-    assert "steps/s" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "steps/s" in said
+    assert "a step in µs of CPU: env " in said
 
 
 @pytest.mark.parametrize(

@@ -296,9 +296,9 @@ def test_w8_one_absurd_epoch_does_not_hide_the_believable_ones(broker):
 class Two:
     """A learner that serves a fleet, and another one that speaks on its topic."""
 
-    def __init__(self, broker, **own):
+    def __init__(self, broker, *, shared_id=False, **own):
         self.broker, self.link, self.other = broker, connected(broker), connected(broker, "other")
-        self.presence = Presence(self.link, TOPICS, birth(**own))
+        self.presence = Presence(self.link, TOPICS, birth(**own), shared_id=shared_id)
 
     def hear(self, payload):
         self.other.publish(TOPICS.learner, payload, retain=True)
@@ -464,9 +464,12 @@ def test_w8_with_one_certificate_a_takeover_ends_the_first_though_it_never_hears
     assert (last.status, last.epoch) == ("online", 200)
 
 
-@given(one=st.tuples(st.integers(1, 3), st.integers(1, 99)), two=st.tuples(st.integers(1, 3), st.integers(100, 199)))
+@given(one=st.tuples(st.integers(1, 3), st.integers(1, 99)), two=st.tuples(st.integers(1, 3), st.integers(500, 599)))
 def test_w8_of_two_learners_that_both_passed_the_claim_exactly_one_goes_on(one, two):
-    """Whatever their epochs and beats, with one client id or with two."""
+    """Whatever their epochs and beats, with one client id or with two.
+
+    Beats that are random out of 2**31 lie further apart than these learners count.
+    """
     for same_id in (True, False):
         broker = FakeBroker()
         world = OneId(broker)
@@ -493,24 +496,150 @@ def test_w8_of_two_learners_that_both_passed_the_claim_exactly_one_goes_on(one, 
         assert standing == [presences[winner]], (one, two, same_id)
 
 
-def test_w8_a_learner_that_is_thrown_off_again_and_again_ends_and_the_newcomer_first(broker, monkeypatch):
-    newcomer, settled = Two(broker), Two(FakeBroker())
+def short_connections(two, *, upto, heard=b""):
+    """Tell a learner of ever more connections that were cut short; returns (how many ended it, its error)."""
+    for times in range(1, upto):
+        two.link.counters.cut_short = times
+        if heard:
+            two.hear(heard)
+        try:
+            two.presence.tick()
+        except LearnerAlive as error:
+            return times, error
+    return None
+
+
+def test_w8_of_two_learners_that_throw_each_other_off_the_newcomer_ends_first(monkeypatch):
+    newcomer, settled = (Two(FakeBroker(), shared_id=True) for _ in range(2))
     for two in (newcomer, settled):
         two.presence.announce()
     monkeypatch.setattr(module, "SETTLED_S", -1.0)
     settled.presence.tick()
     monkeypatch.undo()
-    ended = {}
-    for times in range(1, 12):
-        for name, two in (("newcomer", newcomer), ("settled", settled)):
-            two.link.counters.cut_short = times
-            try:
-                two.presence.tick()
-            except LearnerAlive as error:
-                ended.setdefault(name, (times, error))
-    assert ended["newcomer"][0] + 2 < ended["settled"][0] < 12
-    assert ended["newcomer"][0] >= 3, "a broker that is restarted twice is not another client"
-    for _, error in ended.values():
+    will = gone_birth(birth(epoch=99), left=False)
+    ends = [short_connections(two, upto=12, heard=will) for two in (newcomer, settled)]
+    assert ends[0][0] + 2 < ends[1][0] < 12
+    assert ends[0][0] >= 3, "a broker that is restarted twice is not another client"
+    for _, error in ends:
         assert error.code == 70
-        assert "another client has its client id" in error.message
+        assert "another client (it was heard) has its client id" in error.message
         assert "enroll" in error.hint
+
+
+class SlowLink:
+    """A link whose first publish after `hold` waits inside until it may go on; keeps the order of what went out."""
+
+    def __init__(self, link):
+        self._link, self.said = link, []
+        self._held = self.inside = self.go = None
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)
+
+    def hold(self):
+        self._held, self.inside, self.go = True, threading.Event(), threading.Event()
+
+    def publish(self, topic, payload, **words):
+        if self._held:
+            self._held = False
+            self.inside.set()
+            assert self.go.wait(10)
+        if topic == TOPICS.learner and payload:
+            self.said.append(LearnerBirth.decode(payload).status)
+        return self._link.publish(topic, payload, **words)
+
+
+def running(work):
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_no_birth_that_a_reconnection_brings_is_retained_after_the_goodbye(broker):
+    link = SlowLink(connected(broker))
+    presence = Presence(link, TOPICS, birth())
+    presence.announce()
+    link.hold()
+    reconnecting = running(presence._again)
+    assert link.inside.wait(10), "the link's thread is about to hand its birth over"
+    leaving = running(lambda: presence.leave(clear=False))
+    leaving.join(0.2)
+    link.go.set()
+    for thread in (reconnecting, leaving):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert link.said == ["online", "online", "gone"]
+    assert LearnerBirth.decode(broker.retained[TOPICS.learner]).left
+
+
+def test_w8_a_learner_that_knows_of_a_later_one_hands_no_birth_over(broker):
+    """What it was handing over when it heard is out before it knows: the later one answers that with a renewal."""
+    link = SlowLink(connected(broker))
+    presence = Presence(link, TOPICS, birth())
+    presence.announce()
+    link.hold()
+    announcing = running(presence.announce)
+    assert link.inside.wait(10)
+    later = Message(topic=TOPICS.learner, payload=birth(epoch=500).encode(), retain=False)
+    hearing = running(lambda: presence._on_birth(later))
+    hearing.join(0.2)
+    said_when_deposed = None if presence._deposed_by is None else len(link.said)
+    link.go.set()
+    for thread in (announcing, hearing):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert presence._deposed_by is not None
+    assert said_when_deposed in (None, len(link.said)), "a birth went out after another one was known"
+
+
+def test_the_goodbye_is_waited_for_without_the_lock_that_its_echo_needs(broker):
+    link = connected(broker)
+    presence = Presence(link, TOPICS, birth())
+    presence.announce()
+    echoes = []
+
+    def flush(*, timeout_s):
+        echo = Message(topic=TOPICS.learner, payload=broker.retained[TOPICS.learner], retain=False)
+        hearing = running(lambda: presence._on_birth(echo))
+        hearing.join(5)
+        echoes.append(not hearing.is_alive())
+        return True
+
+    link.flush = flush
+    presence.leave(clear=False)
+    assert echoes == [True]
+
+
+def test_w8_a_flapping_link_alone_ends_no_run(broker):
+    """Weeks over bad Wi-Fi: a connection that is cut short is no evidence of another learner."""
+    own_id, shared_id = Two(broker), Two(FakeBroker(), shared_id=True)
+    for two in (own_id, shared_id):
+        two.presence.announce()
+    own_will = gone_birth(birth(beat=1), left=False)
+    assert short_connections(own_id, upto=10_000, heard=own_will) is None
+    times, error = short_connections(shared_id, upto=10_000, heard=own_will)
+    assert times == module.THROWN_OFF_UNHEARD >= 60
+    assert "it was heard" not in error.message
+
+
+def test_w8_with_a_client_id_of_its_own_no_other_learner_can_throw_one_off(broker):
+    two = Two(broker)
+    two.presence.announce()
+    assert short_connections(two, upto=200, heard=gone_birth(birth(epoch=99), left=False)) is None
+
+
+def test_w8_what_was_heard_on_a_good_connection_is_no_evidence_of_why_the_next_ones_break(broker):
+    two = Two(broker, shared_id=True)
+    two.presence.announce()
+    two.hear(gone_birth(birth(epoch=99), left=False))
+    two.presence.tick()
+    assert short_connections(two, upto=module.THROWN_OFF_UNHEARD - 1) is None
+
+
+def test_w8_a_learner_whose_session_was_taken_says_what_may_have_taken_it(caplog):
+    for shared_id in (False, True):
+        two = Two(FakeBroker(), shared_id=shared_id)
+        two.presence.announce()
+        two.broker.cut("learner")
+        two.link.reconnect()
+        assert ("came with this learner's certificate" in caplog.text) == shared_id

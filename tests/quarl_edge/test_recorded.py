@@ -1,5 +1,6 @@
 """A journal gives back the observations that were acted on, newest kept, dummies left out."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -9,6 +10,7 @@ from block_factory import ACTION, OBSERVATION, SPEC, World, boot_id
 from quarl_device.contract import Head, PolicyContract
 from quarl_device.errors import JournalError
 from quarl_device.wire.block import BlockCodec
+from quarl_device.wire.block_spec import extras_for, extras_of
 from quarl_edge.replay.journal import Journal
 from quarl_edge.replay.recorded import recorded_observations
 
@@ -74,6 +76,17 @@ def test_streams_of_two_actors_are_no_one_episode(tmp_path):
         journal.append("pi-1", codec.encode(world.block(5, 0, boot=boot_id(boot))))
     journal.close()
     assert recorded_observations(tmp_path / "journal", CONTRACT).episodes.tolist() == [1] * 5 + [3] * 5
+
+
+def test_a_stochastic_policys_blocks_carry_more_and_are_read_too(tmp_path):
+    spec = dataclasses.replace(SPEC, extras=extras_for(extras_of("logits"), ACTION))
+    block = World(num_envs=2).block(10, 0)
+    likely = {"log_prob": np.zeros((10, 2), np.float32)}
+    with contextlib.closing(Journal(tmp_path / "journal")) as journal:
+        journal.append("pi-1", BlockCodec(spec).encode(dataclasses.replace(block, extra=likely)))
+    contract = dataclasses.replace(CONTRACT, head=Head(kind="logits", outputs={"logits": ""}))
+    found = recorded_observations(tmp_path / "journal", contract).observations["observation"]
+    assert np.array_equal(found, block.observation["observation"][:10][block.valid])
 
 
 def test_another_environments_journal_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.contract import ActionSpec, HeadKind, ObservationSpec
 from quarl_device.errors import UnsupportedSpace
 from quarl_device.wire.limits import MAX_BLOCK_BYTES, MAX_BLOCK_HEADER_BYTES
 
@@ -56,6 +56,11 @@ class ExtraSpec:
             raise UnsupportedSpace(f"extra {self.name[:80]!r}: expected 1-64 letters, digits or '_'")
         if self.dtype not in TYPES or any(n < 1 for n in self.shape) or len(self.shape) > 4:
             raise UnsupportedSpace(f"extra {self.name!r}: shape {self.shape} of {self.dtype} is not allowed")
+
+
+def extras_of(head: HeadKind) -> tuple[str, ...]:
+    """Return the extras that actors send beside a policy of this head: of a stochastic one how likely its draw was."""
+    return {"logits": ("log_prob",), "gaussian": ("log_prob", "sample")}.get(head, ())
 
 
 def extras_for(names: Sequence[str], action: ActionSpec) -> tuple[ExtraSpec, ...]:

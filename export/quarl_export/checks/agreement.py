@@ -80,8 +80,8 @@ def check_parity(subject: Subject, *, decided: bool = False) -> CheckResult:
         passed=worst <= limit or rare,
         value=worst,
         limit=float(limit),
-        message=f"at most {worst:.0f} LSB off the fake-quantized network ({limit} allowed{further}), "
-        f"{off:.2%} of outputs, {subject.judged_on}",
+        message=f"at most {worst:.0f} LSB off the fake-quantized network ({limit} allowed{further}), {off:.2%} of "
+        f"outputs, {subject.judged_on}",
     )
 
 
