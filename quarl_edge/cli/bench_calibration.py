@@ -49,10 +49,12 @@ def calibration(
     from quarl_export.calibration.play import DEFAULT_STEPS, MIXED, WAYS
     from quarl_export.importers import ImportOptions, import_policy
 
-    mixtures = [tuple(words.split(",")) for words in turns or [",".join(MIXED)]]
-    unknown = sorted({way for mixture in mixtures for way in mixture} - set(WAYS))
+    ways = {str(way): way for way in WAYS}
+    named = [words.split(",") for words in turns or [",".join(MIXED)]]
+    unknown = sorted({word for words in named for word in words} - set(ways))
     if unknown:
-        raise UsageError(f"--turns: {unknown[0][:80]!r} is no way to act", hint=f"there are {', '.join(WAYS)}")
+        raise UsageError(f"--turns: {unknown[0][:80]!r} is no way to act", hint=f"there are {', '.join(ways)}")
+    mixtures = [tuple(ways[word] for word in words) for words in named]
     policy = import_policy(source, options=ImportOptions(env_id=env, vecnormalize=vecnormalize))
     steps = steps or DEFAULT_STEPS
     with EpisodeProgress(seeds * len(mixtures), what="files") as bar:
