@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ MAX_EPISODE_STEPS = 1_000_000
 MAX_EPISODES = 1_000_000
 # Timing a call costs a tenth of the call, so only one in so many is timed.
 _TIME_EVERY = 8
+Watch = Callable[[int, gymnasium.Env[Any, Any]], None]
+"""Sees the environment as it is played, with the number of its episode; may raise QuarlError alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ def evaluate(
     runtime: PolicyRuntime | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
     allow_module: bool = False,
 ) -> Evaluation:
     """Run greedy episodes one after another in a single environment.
@@ -73,6 +77,7 @@ def evaluate(
         runtime: which runtime; by default the first that works here.
         stop: asked before every step; true ends the evaluation with the episodes completed so far.
         progress: called with the number of completed episodes after each.
+        watch: called with the episode's number and the environment after its reset and after every step.
         allow_module: see `environments.check_registered`.
 
     Raises:
@@ -93,7 +98,8 @@ def evaluate(
     world = make_single(spec, allow_module=allow_module)
     try:
         check_matches(world, contract.observations, contract.action, given=spec.env_id, made_for=contract.env_id)
-        played = _play(_Player(spec.env_id, world, policy), episodes=episodes, seed=seed, stop=stop, progress=progress)
+        player = _Player(spec.env_id, world, policy)
+        played = _play(player, episodes=episodes, seed=seed, stop=stop, progress=progress, watch=watch)
     finally:
         world.close()
     returns, times = played.returns, played.act_ns
@@ -127,10 +133,14 @@ def _play(
     seed: int,
     stop: Callable[[], bool] | None,
     progress: Callable[[int], None] | None,
+    watch: Watch | None,
 ) -> _Played:
     played = _Played()
     for number in range(episodes):
-        result = _episode(player, seed=seed + number, stop=stop, times=played.act_ns, where=f"episode {number}")
+        seen = None if watch is None else functools.partial(watch, number, player.world)
+        result = _episode(
+            player, seed=seed + number, stop=stop, times=played.act_ns, where=f"episode {number}", seen=seen
+        )
         if result is None:
             break
         played.returns.append(result[0])
@@ -214,7 +224,13 @@ def _to_space(act: Callable[[Any], Any], space: gymnasium.Space[Any]) -> Callabl
 
 
 def _episode(
-    player: _Player, *, seed: int, stop: Callable[[], bool] | None, times: list[int], where: str
+    player: _Player,
+    *,
+    seed: int,
+    stop: Callable[[], bool] | None,
+    times: list[int],
+    where: str,
+    seen: Callable[[], None] | None,
 ) -> tuple[float, int] | None:
     """Return (return, steps) of one episode, or `None` if it was stopped."""
     clock, act, world = time.perf_counter_ns, player.act, player.world
@@ -223,6 +239,8 @@ def _episode(
     except Exception as error:
         raise player.misbehaved(f"reset(seed={seed})", where, 0, error) from error
     player.policy.begin_episode()
+    if seen is not None:
+        seen()
     total = 0.0
     for step in range(MAX_EPISODE_STEPS):
         if stop is not None and stop():
@@ -239,6 +257,8 @@ def _episode(
             raise player.misbehaved("step()", where, step, error) from error
         if not math.isfinite(total):
             raise EnvironmentMisbehaved(f"the environment's reward is {reward} in {where}, step {step} (seed {seed})")
+        if seen is not None:
+            seen()
         if terminated or truncated:
             return total, step + 1
     raise EnvironmentMisbehaved(

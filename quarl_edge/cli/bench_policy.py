@@ -55,7 +55,7 @@ def push(
       quarl-edge bench push --end-to-end --hidden 2048,2048,2048 --actors 8 --format json
     """
     _refuse_model("push", model)
-    sizes = _sizes(hidden)
+    sizes = sizes_of(hidden)
     require_learner("bench")
     if end_to_end:
         _push_end_to_end(sizes, actors=actors, pushes=pushes or 100, broker=broker, output=output)
@@ -131,7 +131,7 @@ def act(
     A policy file of your own: quarl-device bench model.tflite
     """
     _refuse_model("act", model)
-    sizes = _sizes(hidden)
+    sizes = sizes_of(hidden)
     require_learner("bench")
     from quarl_device.runtime import find_runtime
 
@@ -195,7 +195,12 @@ def _refuse_model(figure: str, model: str | None) -> None:
         )
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Return the sizes of `--hidden`.
+
+    Raises:
+        UsageError: no whole numbers with commas between, or one that is out of range.
+    """
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,11 +23,13 @@ from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
 from quarl_edge.cli.resume import next_budget, resumed_config
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
+from quarl_edge.cli.sweep import SeedRun, parse_seeds, show_sweep, sweep
 from quarl_edge.config import TrainConfig
 from quarl_edge.configure import make_config
 from quarl_edge.extras import require_learner, require_metrics
 from quarl_edge.flow.lag import LagBound
 from quarl_edge.learner.result import StopReason, TrainResult
+from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.access import Login, local_credentials
 from quarl_edge.progress import make_progress
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
@@ -45,6 +47,7 @@ def train(
         int | None, typer.Option(help="Total of environment steps over all sessions of a run, also with --resume.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    seeds: Annotated[str, typer.Option(help="One run after the other for each: '0-4' or '0,1,2'.")] = "",
     broker: Annotated[str, typer.Option(help="'embedded', or mqtt[s]://[user@]host[:port].")] = "embedded",
     fleet: Annotated[str, typer.Option(help="Fleet that this learner serves. Default: 'default'.")] = "",
     run: Annotated[Path | None, typer.Option(help="Run directory. Default: a new one under runs/.")] = None,
@@ -77,6 +80,7 @@ def train(
     Examples:
       quarl-edge train CartPole-v1
       quarl-edge train Acrobot-v1 --actors 2 --steps 100000 --seed 3
+      quarl-edge train CartPole-v1 --seeds 0-4
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
       quarl-edge train my_module:MyEnv-v0 --algorithm ppo
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
@@ -92,6 +96,7 @@ def train(
         check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
     asked |= _lag_bound(max_policy_lag)
+    swept = _seeds(seeds, seed=seed, run=run, resume=resume, settings=settings or ())
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
         asked = {"actors": 1, **asked, "lockstep": True}
@@ -108,6 +113,9 @@ def train(
         takeover=takeover,
         metrics=None if metrics_port is None else (metrics_host, metrics_port),
     )
+    if swept:
+        _sweep(config, swept, access, output)
+        return
     directory = RunDirectory(run) if resume and run else RunDirectory.create(config, path=run, root=DEFAULT_ROOT)
     with contextlib.nullcontext() if resume else directory.kept_if_begun():
         result = _run(config, directory, access, resume=resume)
@@ -231,28 +239,65 @@ def _learner_credentials(folder: Path | None) -> Credentials | None:
     return held
 
 
+def _seeds(text: str, *, seed: int | None, run: Path | None, resume: bool, settings: Sequence[str]) -> tuple[int, ...]:
+    """Return what `--seeds` says, nothing without, and refuse what does not go with it."""
+    if not text:
+        return ()
+    named = any(setting.partition("=")[0].strip() == "seed" for setting in settings)
+    for option, given in (("--seed", seed is not None), ("--set seed", named), ("--run", run), ("--resume", resume)):
+        if given:
+            raise UsageError(
+                f"{option} does not go with --seeds, which makes a new run for each of them",
+                hint="leave one of them out",
+            )
+    return parse_seeds(text)
+
+
+def _sweep(config: TrainConfig, seeds: Sequence[int], access: _Access, output: Format) -> None:
+    with StopSignal() as stop:
+        done = sweep(
+            config,
+            seeds,
+            make=lambda mine: RunDirectory.create(mine, root=DEFAULT_ROOT),
+            train=lambda mine, directory: _train(mine, directory, access, stop, resume=False),
+            stopped=lambda: stop.requested,
+        )
+
+    def summary(run: SeedRun, result: TrainResult) -> dict[str, Any]:
+        return _summary(run.config, run.directory, result, wall_s=run.wall_s)
+
+    show_sweep(done, len(seeds), output, summary)
+
+
 def _run(config: TrainConfig, directory: RunDirectory, access: _Access, *, resume: bool) -> TrainResult:
     with quit_at_interrupt():
-        from quarl_edge.learner.stop import StopSignal
-        from quarl_edge.local.training import run_training
+        import quarl_edge.local.training  # noqa: F401 - seconds, in which an interrupt has nothing to end cleanly
+
+    with StopSignal() as stop:
+        return _train(config, directory, access, stop, resume=resume)
+
+
+def _train(
+    config: TrainConfig, directory: RunDirectory, access: _Access, stop: StopSignal, *, resume: bool
+) -> TrainResult:
+    from quarl_edge.local.training import run_training
 
     progress = make_progress()
     try:
         progress.note(f"run {directory.path}")
-        with StopSignal() as stop:
-            return run_training(
-                config,
-                directory,
-                broker=access.broker,
-                fleet=access.fleet,
-                key=access.key,
-                progress=progress,
-                stop=stop,
-                login=access.login,
-                takeover=access.takeover,
-                resume=resume,
-                metrics_at=access.metrics,
-            )
+        return run_training(
+            config,
+            directory,
+            broker=access.broker,
+            fleet=access.fleet,
+            key=access.key,
+            progress=progress,
+            stop=stop,
+            login=access.login,
+            takeover=access.takeover,
+            resume=resume,
+            metrics_at=access.metrics,
+        )
     finally:
         progress.close()
 

@@ -25,6 +25,7 @@ from quarl_edge.local.access import BrokerAccess, Login, open_broker
 from quarl_edge.local.actors import ActorCommand, ActorProcesses
 from quarl_edge.progress import Progress
 from quarl_edge.runs import LEARNER_PUBLIC, RunDirectory
+from quarl_edge.session_log import noted_session
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ def run_training(
     metrics = TensorBoard(run.tensorboard)
     try:
         with (
+            noted_session(run.sessions) as noted,
             _exporter(metrics_at, progress, _at_start(config, checkpoint)) as observers,
             open_broker(broker, actors=config.actors, login=login or Login(), fleet=fleet, log_dir=run.logs) as access,
         ):
@@ -92,7 +94,9 @@ def run_training(
                 own = f" --env {config.env_id}" if names_module(config.env_id) else ""
                 progress.note(f"actors elsewhere join with: {access.join_hint(fleet)}{own}")
             actors = _local_actors(config, run, access, fleet=fleet, key=key)
-            return session.train(actors)
+            result = session.train(actors)
+            noted.ended(result.reason.value, env_steps=result.env_steps, train_s=result.train_s)
+            return result
     finally:
         metrics.close()
 

@@ -121,7 +121,9 @@ def test_damaged_policy_leaves_the_old_model(tmp_path, checkpoint):
 
 def test_nan_policy_leaves_the_old_model(tmp_path, checkpoint, policy):
     snapshot = policy.snapshot()
-    snapshot.kernels[1][0, 0] = np.nan
+    kernels = [kernel.copy() for kernel in snapshot.kernels]
+    kernels[1][0, 0] = np.nan
+    snapshot = dataclasses.replace(snapshot, kernels=tuple(kernels))
     save_policy(checkpoint, snapshot=snapshot, spec=policy.spec, contract=make_contract(policy.spec))
     model = tmp_path / "model.tflite"
     model.write_bytes(b"old")

@@ -143,6 +143,7 @@ def test_a_start_that_fails_leaves_no_run(tmp_path):
     run.logs.mkdir()
     (run.logs / "broker.log").touch()
     (run.path / "learner.pub").write_text("key")
+    run.sessions.write_text("{}\n")
     fail(run)
     assert list((tmp_path / "runs").iterdir()) == []
 
