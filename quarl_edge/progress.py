@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TextIO
+
+from quarl_device.capped_log import Fading
 
 # The spinner and the space behind it, and a last column that stays free: some terminals wrap when it is written.
 _SPINNER_WIDTH = 3
@@ -116,15 +119,14 @@ class LineProgress:
         self._period_s = period_s
         self._clock = clock
         self._next_s = float("-inf")
-        self._last = ""
+        self._same = Fading()
 
     def show(self, status: Status) -> None:
-        """Show `status` unless a line was shown just now."""
-        line = format_status(status)
+        """Show `status` unless a line was shown just now; ever seldomer while nothing but the time changes."""
         now = self._clock()
-        if now >= self._next_s and line != self._last:
-            self._next_s, self._last = now + self._period_s, line
-            self.note(line)
+        if now >= self._next_s and self._same.is_due(dataclasses.replace(status, elapsed_s=0.0), now):
+            self._next_s = now + self._period_s
+            self.note(format_status(status))
 
     def note(self, text: str) -> None:
         """Show one line."""

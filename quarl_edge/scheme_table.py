@@ -11,8 +11,8 @@ from quarl_device.errors import QuarlError
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import PolicyFile
 from quarl_edge.runs import latest_policy
-from quarl_export.calibration import CalibrationData, play
-from quarl_export.calibration.play import MAX_STEPS
+from quarl_export.calibration import CalibrationData, RangeRule, play
+from quarl_export.calibration.play import DEFAULT_STEPS, MAX_STEPS, MIXED
 from quarl_export.checks.returns import Play
 from quarl_export.importers import ImportOptions, import_policy
 from quarl_export.ir import ImportedPolicy
@@ -32,6 +32,11 @@ SCHEME_COLUMNS: Mapping[str, SchemeOptions] = {
     "int16x8": SchemeOptions(scheme="int16x8"),
 }
 """Column of the table to what it is made with."""
+
+
+def calibration_used() -> dict[str, Any]:
+    """Return what every source but a run of ours is calibrated with, as JSON values."""
+    return {"steps": DEFAULT_STEPS, "seed": _CALIBRATION_SEED, "turns": list(MIXED), "rule": RangeRule().kind}
 
 
 def play_source(

@@ -55,3 +55,24 @@ class Burst:
             return False
         self._times.append(now_s)
         return True
+
+
+class Fading:
+    """When a line that would say the same again is worth it: after 10 s, 1 min, 5 min, and every 5 min from then on."""
+
+    _AFTER_S = (10.0, 60.0, 300.0)
+
+    def __init__(self) -> None:
+        self._what: object = self  # equal to nothing that is asked for
+        self._since_s = self._next_s = 0.0
+
+    def is_due(self, what: object, now_s: float) -> bool:
+        """Whether a line about `what` may be shown at `now_s`, monotonic time: at once where that has changed."""
+        if what != self._what:
+            self._what, self._since_s, self._next_s = what, now_s, now_s + self._AFTER_S[0]
+            return True
+        if now_s < self._next_s:
+            return False
+        later = (self._since_s + after_s for after_s in self._AFTER_S if self._since_s + after_s > now_s)
+        self._next_s = next(later, now_s + self._AFTER_S[-1])
+        return True

@@ -36,18 +36,20 @@ if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
     from quarl_device.actor.joining import Joining
 
+_MAX_OFFLINE_S = 60
+_MAX_OFFLINE_BLOCKS = 64  # what a learner that is there lets a device be ahead at most
 _RUN_EXAMPLES = """\
 examples:
   quarl-device run --broker mqtt://pi-1@192.168.1.10 --id pi-1
   QUARL_MQTT_PASSWORD=... quarl-device run --broker mqtt://pi-2@broker.local --id pi-2 --index 1 --envs 16
   quarl-device run --broker mqtt://robot@broker.local --id robot --env my_robot:Arm-v0 --learner-key learner.pub
   quarl-device run --broker mqtts://pi-3@broker.local --spool-mib 1024 --spool-sync 30 --when-full drop-oldest
-  quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 60
+  quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 3600
   quarl-device run --credentials pi-1
 
 Experience waits in a spool on disk until the learner has it safe; after a kill or a power cut the next start delivers
-what is left. Where link or learner are lost the device goes on for --max-offline seconds, as far as the spool takes
-it. When the learner says goodbye it pauses at once, until one is back.
+what is left. Where link or learner are lost the device goes on for --max-offline seconds and until --max-offline-blocks
+blocks wait, as far as the spool takes them. When the learner says goodbye it pauses at once, until one is back.
 
 The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
 --password-file. Credentials (from `quarl-edge enroll`) name broker, fleet, device and learner's key by themselves.
@@ -151,9 +153,14 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--max-offline",
         type=at_least(0),
-        default=60,
         metavar="S",
-        help="go on so long where link or learner are lost (default: %(default)s)",
+        help=f"go on so long where link or learner are lost (default: {_MAX_OFFLINE_S})",
+    )
+    run.add_argument(
+        "--max-offline-blocks",
+        type=at_least(0),
+        metavar="N",
+        help=f"and until so many blocks wait (default: {_MAX_OFFLINE_BLOCKS}; no bound where --max-offline is given)",
     )
     run.add_argument(
         "--max-upload", type=at_least(1), metavar="KIB", help="send at most so many KiB of experience per second"
@@ -221,9 +228,18 @@ def _agent_config(options: argparse.Namespace, joining: Joining) -> AgentConfig:
         learner_key=joining.learner_key,
         exit_when_gone=options.exit_when_gone,
         connect_timeout_s=_CONNECT_TIMEOUT_S,
-        max_offline_s=options.max_offline,
+        max_offline_s=_MAX_OFFLINE_S if options.max_offline is None else options.max_offline,
+        max_offline_blocks=_max_offline_blocks(options),
         max_upload_bytes_per_s=(options.max_upload or 0) * 1024,
     )
+
+
+def _max_offline_blocks(options: argparse.Namespace) -> int | None:
+    """Return how many blocks may wait; who says for how long the device goes on has no other bound by default."""
+    if options.max_offline_blocks is not None or options.max_offline is not None:
+        bound: int | None = options.max_offline_blocks
+        return bound
+    return _MAX_OFFLINE_BLOCKS
 
 
 def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:

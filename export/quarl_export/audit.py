@@ -111,7 +111,7 @@ class AuditChild:
         return _drained(self._results)
 
     def close(self, *, timeout_s: float = 2.0) -> None:
-        """End the child; one still converting is killed after `timeout_s`."""
+        """End the child; one still converting is killed after `timeout_s`. Never raises, whenever the child goes."""
         self._closed = True
         # The worker takes jobs meanwhile, so a queue that was not empty may be by the time it is asked.
         _drained(self._jobs)
@@ -125,7 +125,7 @@ class AuditChild:
             child = self._child
             if child is not None and child.poll() is None:
                 child.kill()
-                child.wait(timeout_s)
+                _await(child, timeout_s)
         self._worker.join(timeout_s)
 
     def _work(self) -> None:
@@ -181,11 +181,19 @@ class AuditChild:
                     pipe.close()
                 except OSError:  # unsent bytes to a dead child
                     continue
-        try:
-            child.wait(5.0)
-        except subprocess.TimeoutExpired:
+        if not _await(child, 5.0):
             child.kill()
-            child.wait(5.0)
+            _await(child, 5.0)
+
+
+def _await(child: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Wait for the end of a child; false if it has not come in time.
+
+    On a busy machine one that was killed may take longer to go. Then the system ends it, and nobody's run ends by it.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout_s)
+    return child.returncode is not None
 
 
 def _drained(waiting: queue.Queue[Any]) -> list[Any]:

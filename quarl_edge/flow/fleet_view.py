@@ -186,8 +186,8 @@ class FleetView:
 
 
 def _delivery_row(delivery: Delivery | None) -> dict[str, Any]:
-    """Return how a backlog is delivered; both are null where there is none, the end also where none is in sight."""
-    if delivery is None:
+    """Return how a backlog is delivered: both null where there is none or too little was seen, one where it grows."""
+    if delivery is None or not delivery.known:
         return {"delivered_bytes_per_s": None, "delivered_in_s": None}
     left_s = None if delivery.left_s is None else round(delivery.left_s, 1)
     return {"delivered_bytes_per_s": round(delivery.bytes_per_s, 1), "delivered_in_s": left_s}

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 
+from quarl_device.capped_log import Burst
 from quarl_device.errors import LearnerAlive, QuarlError
 from quarl_device.link import Link, Message, Will
 from quarl_device.wire.messages import LearnerBirth
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.claim import believable
 
+_LOG = logging.getLogger(__name__)
 RENEW_PERIOD_S = 10.0
 SETTLED_S = 30.0
 THROWN_OFF_NEWCOMER = 4
 THROWN_OFF_SETTLED = 8
+THROWN_OFF_UNHEARD = 100
+"""Where no other learner was heard: half an hour or so of it, with the pauses between attempts."""
+_ONE_EACH = "learners with certificates need one each: quarl-edge enroll NAME --role learner"
 
 
 class Presence:
@@ -27,19 +33,27 @@ class Presence:
     nobody older. An older birth that overwrote ours is answered with a renewal, and so is our own will, of whatever
     connection, or a goodbye that somebody forged: births are not signed.
 
-    Two learners with one client id throw each other off the broker and may never hear each other. A link that the
-    broker ends again and again right after it began is taken for that; the newcomer gives up first, so that one goes
-    on.
+    Two learners with one client id, as one certificate gives, throw each other off the broker. But a bad network ends
+    connections right after they began, too, and no client can tell which of both it was. So that alone is evidence of
+    nothing: it is together with the birth or will of another learner, heard meanwhile. Then the newcomer gives up
+    first, so that one goes on. Where none is heard (the other one serves another fleet) only very many ends in a row
+    are taken for it, and with a client id of its own, as accounts and passwords have it, nothing is.
 
     Args:
         link: connected link whose will is `will_of(topics, birth)`.
         topics: of the fleet.
         birth: what to say; `beat` is counted here from the one given, which should be random.
         takeover: announce even while another learner renews its birth.
+        shared_id: another client may have this one's client id: the broker takes it from the certificate.
     """
 
-    def __init__(self, link: Link, topics: Topics, birth: LearnerBirth, *, takeover: bool = False) -> None:
+    def __init__(
+        self, link: Link, topics: Topics, birth: LearnerBirth, *, takeover: bool = False, shared_id: bool = False
+    ) -> None:
         self._takeover = takeover
+        self._shared_id = shared_id
+        self._heard_other = False
+        self._lines = Burst(lines=3)
         self._link = link
         self._topics = topics
         self._birth = birth
@@ -80,12 +94,19 @@ class Presence:
                 hint="two learners need two fleets: choose another --fleet; to go on in place of the other: --resume",
             )
         times = self._link.counters.cut_short
-        if times >= (THROWN_OFF_SETTLED if self._settled else THROWN_OFF_NEWCOMER):
+        if self._shared_id and times >= self._patience():
+            heard = " (it was heard)" if self._heard_other else ""
             raise LearnerAlive(
-                f"the broker ended this learner's connection {times} times right after it began: another client has its"
-                " client id, and each throws the other off; this one ends",
-                hint="learners with certificates need one each: quarl-edge enroll NAME --role learner",
+                f"the broker ended this learner's connection {times} times right after it began: another client{heard} "
+                "has its client id, and each throws the other off; this one ends",
+                hint=_ONE_EACH,
             )
+
+    def _patience(self) -> int:
+        """Return how many connections in a row may be cut short before another client is taken for the cause."""
+        if not self._heard_other:
+            return THROWN_OFF_UNHEARD
+        return THROWN_OFF_SETTLED if self._settled else THROWN_OFF_NEWCOMER
 
     def tick(self) -> None:
         """Renew the birth when it is due.
@@ -95,6 +116,8 @@ class Presence:
         """
         self.check()
         now_s = time.monotonic()
+        # What was heard before the connection began to break is no evidence of why it does.
+        self._heard_other = self._heard_other and self._link.counters.cut_short > 0
         self._settled = self._settled or (self._link.connected and now_s - self._connected_s > SETTLED_S)
         if now_s >= self._next_s:
             self.announce()
@@ -120,8 +143,15 @@ class Presence:
 
     def _again(self) -> None:
         self._connected_s = time.monotonic()
-        if self._announced:
-            self.announce()
+        if not self._announced:
+            return
+        if self._shared_id and self._lines.allows(self._connected_s):
+            _LOG.warning(
+                "the broker is back after it ended this learner's session; if neither it nor the network failed, "
+                "another client came with this learner's certificate and took the session (%s)",
+                _ONE_EACH,
+            )
+        self.announce()
 
     def _on_birth(self, message: Message) -> None:
         if not message.payload:
@@ -142,6 +172,7 @@ class Presence:
                 self._deposed_by = other
             elif self._announced and not self._left:
                 self._next_s = 0.0
+                self._heard_other = self._heard_other or not is_own
 
 
 def gone_birth(birth: LearnerBirth, *, left: bool) -> bytes:

@@ -168,12 +168,14 @@ class Receiver:
             return
         if device in self._actors:
             self._heard_s[device] = self._clock()
+        before = self._ingest.env_steps
         verdict = self._ingest.offer(device, message.payload)
         with self._arrived:
             self._arrivals += 1
             if verdict is Verdict.ACCEPT:
                 self.last_stored_s = time.monotonic()
-                if len(self.contributors) < _FEW_CONTRIBUTORS:
+                # What an actor says to be lost is no experience, of whatever life.
+                if self._ingest.env_steps > before and len(self.contributors) < _FEW_CONTRIBUTORS:
                     self.contributors.add((device, self._ingest.sessions.active(device)))
             self._arrived.notify_all()
 

@@ -132,7 +132,7 @@ class Session:
             keeper = self._keeper(ingest, template, epoch)
             self._stop_if_asked()
             link = stack.enter_context(fleet.connected(will_of(topics, birth)))
-            presence = Presence(link, topics, birth, takeover=fleet.takeover)
+            presence = Presence(link, topics, birth, takeover=fleet.takeover, shared_id=bool(fleet.client_id))
             stack.callback(presence.leave, clear=fleet.clear)
             receiver = Receiver(link, topics, ingest)
             receiver.listen()

@@ -45,6 +45,20 @@ def test_a_goodbye_after_silence_is_said_too_and_the_time_counts_from_the_silenc
     ]  # fmt: skip
 
 
+def test_it_says_how_many_blocks_may_wait_and_once_that_so_many_do(lines):
+    absence = Absence(60.0, 1_064)
+    absence.note("lost", 7, 1.0)
+    assert "going on for up to 60 s and until 1,064 blocks wait, as far as" in lines()[0]
+    for tenth in range(20, 100):
+        absence.note_stop(tenth / 10, stopped=tenth > 30)
+    assert len(lines()) == 2
+    assert "1,064 blocks wait" in lines()[1]
+    assert "--max-offline-blocks" in lines()[1]
+    absence.note_stop(11.0, stopped=False)
+    absence.note_stop(12.0, stopped=True)
+    assert len(lines()) == 3, "of the next outage it is said again"
+
+
 def test_who_never_met_a_learner_misses_none(lines):
     Absence(0.0).note("unmet", -1, 10.0)
     assert lines() == []

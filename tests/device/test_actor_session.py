@@ -671,6 +671,26 @@ def test_without_a_learner_the_loop_goes_on_for_as_long_as_it_may():
     assert session.blocked() == "", "time without a learner is counted anew"
 
 
+def test_without_a_learner_no_more_blocks_wait_than_may():
+    """A fast simulator would make minutes of learning out of a minute without a link."""
+    session = ready(max_offline_s=1e9, max_offline_blocks=4)
+    grant(session, 1)
+    make(session)
+    drain(session)
+    assert (session.blocked(), session.stopped_by_blocks) == ("no credit", False)
+    session.learner_gone(epoch=1, left=False)
+    made = 1
+    while not session.blocked():
+        make(session)
+        made += 1
+    assert (made, session.blocked(), session.stopped_by_blocks) == (4, "learner lost", True)
+    session.learner_online(epoch=1, beat=2, in_turns=False, now_s=9.0)
+    assert (session.blocked(), session.stopped_by_blocks) == ("catching up", False)
+    grant(session, 99, inserted=1, durable=1)
+    session.link_changed(up=False, now_s=10.0)
+    assert session.blocked() == "", "credit that was given is used up first"
+
+
 def test_after_a_goodbye_it_pauses_at_once_whatever_credit_and_patience_are_left():
     session = ready(max_offline_s=60.0)
     grant(session, 9)
@@ -739,7 +759,10 @@ def test_catching_up_is_paced():
     assert sum(at_s == 0.0 for at_s in sent.values()) <= 4
 
 
-@pytest.mark.parametrize("wrong", [{"max_in_flight_bytes": 0}, {"max_offline_s": -1}, {"max_upload_bytes_per_s": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_in_flight_bytes": 0}, {"max_offline_s": -1}, {"max_offline_blocks": -1}, {"max_upload_bytes_per_s": -1}],
+)
 def test_bounds_that_do_not_hold_are_refused(wrong):
     with pytest.raises(UsageError):
         SessionConfig(**wrong)

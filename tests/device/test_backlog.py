@@ -36,6 +36,18 @@ def test_what_was_long_ago_says_nothing_of_now():
     assert seen((0.0, 1000), (1.0, 900), (50.0, 900), (60.0, 890)).bytes_per_s == 1.0
 
 
+def test_one_block_in_half_a_minute_is_an_end_in_sight():
+    taken = [(float(now_s), 1000 - 100 * (now_s // 25)) for now_s in range(95)]
+    delivery = seen(*taken)
+    assert delivery.left_s == pytest.approx(700 / 4, rel=0.5)
+
+
+def test_what_was_watched_for_a_moment_is_not_known():
+    assert [seen((0.0, 5), (now_s, 5)).known for now_s in (1.0, 9.0, 10.0)] == [False, False, True]
+    assert not seen((0.0, 5)).known
+    assert seen((0.0, 5), (1.0, 4)).known
+
+
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 2**40)), max_size=30))
 def test_any_history_gives_numbers_that_can_be_shown(pairs):
     delivery = seen(*sorted(pairs))
@@ -80,3 +92,14 @@ def test_a_device_says_every_ten_seconds_how_its_delivery_goes_and_what_holds_it
     outbox.free(2 * BACKLOG_BLOCKS)
     ticker.tick(30.0)
     assert caplog.text.count("wait for the learner") == 2
+
+
+def test_a_device_whose_backlog_stands_says_so_ever_seldomer(caplog):
+    caplog.set_level(logging.INFO)
+    outbox = MemoryOutbox("0" * 16)
+    ticker = Ticker(Nobody(), shared=Shared(outbox), speaker=Nobody(), inbox=None)
+    for sequence in range(2 * BACKLOG_BLOCKS):
+        outbox.put(sequence, bytes(KIB))
+    for second in range(0, 700, 5):
+        ticker.tick(float(second))
+    assert caplog.text.count("wait for the learner") == 5, "at 0, 10, 60, 300 and 600 s"

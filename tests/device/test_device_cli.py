@@ -163,6 +163,23 @@ def test_experience_waits_on_disk_unless_told_otherwise(words, expected, monkeyp
     assert {name: getattr(outbox._config, name) for name in expected} == expected
     assert (tmp_path / "spool" / "lab.pi-7" / "lock").exists()
     assert (config.max_offline_s, config.max_upload_bytes_per_s) == (7, 3 * 1024)
+    assert config.max_offline_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("words", "bounds"),
+    [
+        ([], (60, 64)),
+        (["--max-offline", "7200"], (7200, None)),
+        (["--max-offline-blocks", "9"], (60, 9)),
+        (["--max-offline", "5", "--max-offline-blocks", "0"], (5, 0)),
+    ],
+)
+def test_a_device_bounds_what_it_makes_offline_unless_it_is_told_for_how_long(monkeypatch, words, bounds):
+    made = []
+    monkeypatch.setattr("quarl_device.actor.agent.Agent.run", lambda self: made.append(self._config) or SUMMARY)
+    assert cli.main(["run", "--broker", "mqtt://h", "--id", "pi-7", "--spool", "memory", *words]) == 0
+    assert [(config.max_offline_s, config.max_offline_blocks) for config in made] == [bounds]
 
 
 def test_a_spool_in_memory_touches_no_disk(monkeypatch, tmp_path):

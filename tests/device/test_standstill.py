@@ -44,6 +44,22 @@ def test_who_stands_still_for_changing_reasons_stands_still():
     assert still.since_unix_s(4.0, 1000.0) == 997.0
 
 
+def test_the_time_is_that_of_the_reason_which_is_named():
+    """A learner that left 6 s ago has not left since the loop began to catch up with the outage before."""
+    still = Standstill(0.0)
+    for now_s, reason in ((10.0, "no credit"), (20.0, "catching up"), (79.0, "learner left")):
+        still.note(reason, now_s)
+    assert still.since_unix_s(85.0, 1000.0) == 994.0
+    assert still.lasting(79.5) == "learner left", "it has stood still for long"
+
+
+def test_a_reason_whose_numbers_change_lasts():
+    still = Standstill(0.0)
+    for second in range(10, 20):
+        still.note(f"the next update needs {second:,} more transitions", float(second))
+    assert still.since_unix_s(20.0, 1000.0) == 990.0
+
+
 def test_news_come_once_a_second_at_most():
     still, told = Standstill(0.0), 0
     for step in range(10_000):

@@ -206,3 +206,28 @@ def test_no_child_is_started_after_closing(tmp_path):
     go_on.set()
     (result,) = results_of(child, 1)
     assert (result.failed, trace.exists()) == (True, False)
+
+
+def test_closing_never_raises_where_a_killed_child_takes_its_time_to_go():
+    """A busy machine takes longer to end one than a person who pressed Ctrl-C waits."""
+
+    class Lingering:
+        returncode = stdin = stdout = None
+        killed = 0
+
+        def poll(self):
+            return None
+
+        def kill(self):
+            self.killed += 1
+
+        def wait(self, timeout):
+            raise subprocess.TimeoutExpired("child", timeout)
+
+    child, lingering = AuditChild(SPEC, command=("/no/such/program",)), Lingering()
+    child._worker = threading.Thread(target=lambda: None)
+    child._worker.start()
+    child._child = lingering
+    child.close(timeout_s=0.05)
+    child._stop_child(kill=False)
+    assert lingering.killed == 2

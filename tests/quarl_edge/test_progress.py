@@ -50,6 +50,22 @@ def test_the_same_line_is_not_repeated():
     assert len(stream.getvalue().splitlines()) == 1
 
 
+def test_a_run_that_waits_for_hours_fills_no_log():
+    """On change, then after 10 s, 1 min, 5 min, and every 5 min."""
+    stream, clock = io.StringIO(), [0.0]
+    progress = LineProgress(stream, period_s=2.0, clock=lambda: clock[0])
+    shown = []
+    for second in range(1_000):
+        clock[0] = float(second)
+        before = stream.tell()
+        progress.show(dataclasses.replace(ALONE, elapsed_s=clock[0]))
+        if stream.tell() > before:
+            shown.append(second)
+    assert shown == [0, 10, 60, 300, 600, 900]
+    progress.show(dataclasses.replace(ALONE, actors=1, elapsed_s=1_000.0))
+    assert "actors 1" in stream.getvalue().splitlines()[-1]
+
+
 BUSY = dataclasses.replace(TRAINING, blocked="the next update needs 3 more transitions (128 samples per insert)")
 ALONE = dataclasses.replace(TRAINING, actors=0, blocked="waiting for actors")
 

@@ -8,6 +8,7 @@ from block_factory import BOOT, SPEC, World, payload
 
 from quarl_device.link import Message
 from quarl_device.testing.fake_broker import FakeBroker
+from quarl_device.wire.loss import encode_loss
 from quarl_device.wire.messages import Ack, DeviceState, Telemetry
 from quarl_device.wire.topics import Topics
 from quarl_edge.configure import make_config
@@ -133,6 +134,18 @@ def test_only_what_is_stored_counts_against_a_standstill(setting):
     assert receiver.last_stored_s > before
     assert receiver.contributors == {("pi", BOOT)}
     assert receiver.refused == {"34": 1}
+
+
+def test_a_loss_that_an_earlier_life_left_is_no_contribution(setting):
+    """Lockstep takes one actor in one life; what another life lost is stored in the books alone."""
+    _, device, ingest, receiver = setting
+    device.publish(TOPICS.state("pi"), state(delivering=OTHER).encode())
+    loss = encode_loss(boot_id=OTHER, first=0, last=0, first_step=0, end_step=77)
+    device.publish(TOPICS.xp("pi"), loss)
+    assert (ingest.counters["lost_steps"], receiver.contributors) == (77, set())
+    device.publish(TOPICS.state("pi"), state(beat=2).encode())
+    device.publish(TOPICS.xp("pi"), payload(World(1).block(4)))
+    assert receiver.contributors == {("pi", BOOT)}
 
 
 def test_a_journal_that_refuses_is_said(setting):

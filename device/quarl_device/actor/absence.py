@@ -20,10 +20,13 @@ class Absence:
 
     Args:
         max_offline_s: how long the loop goes on without a learner that was lost.
+        max_offline_blocks: most blocks that wait then; `None` for no bound.
     """
 
-    def __init__(self, max_offline_s: float) -> None:
+    def __init__(self, max_offline_s: float, max_offline_blocks: int | None = None) -> None:
         self._max_offline_s = max_offline_s
+        self._max_offline_blocks = max_offline_blocks
+        self._stopped = False
         self._gone: Learner | None = None
         self._since_s = 0.0
         self._unfollowed = -1
@@ -70,9 +73,20 @@ class Absence:
             now_s - self._since_s,
         )
 
+    def note_stop(self, now_s: float, *, stopped: bool) -> None:
+        """Whether the loop stands still since as many blocks wait as may: said once, and how to have more."""
+        if stopped and not self._stopped and self._lines.allows(now_s):
+            _LOG.warning(
+                "standing still until the learner is reached: %s blocks wait, and it takes them before anything newer "
+                "(--max-offline-blocks)",
+                f"{self._max_offline_blocks:,}",
+            )
+        self._stopped = stopped
+
     def _what_follows(self, learner: Learner) -> str:
         if learner == "left":
             return "standing still until one is back"
         if self._max_offline_s:
-            return f"going on for up to {self._max_offline_s:.0f} s, as far as the spool takes it"
+            bound = "" if self._max_offline_blocks is None else f" and until {self._max_offline_blocks:,} blocks wait"
+            return f"going on for up to {self._max_offline_s:.0f} s{bound}, as far as the spool takes it"
         return "going on as far as its credit goes"

@@ -49,7 +49,9 @@ class Agent:
         self._config = config
         self._link = link
         session = SessionConfig(
-            max_offline_s=config.max_offline_s, max_upload_bytes_per_s=config.max_upload_bytes_per_s
+            max_offline_s=config.max_offline_s,
+            max_offline_blocks=config.max_offline_blocks,
+            max_upload_bytes_per_s=config.max_upload_bytes_per_s,
         )
         self._shared = shared = Shared(MemoryOutbox(boot_id) if outbox is None else outbox, session)
         named = f"{runtime.name} {runtime.version}"

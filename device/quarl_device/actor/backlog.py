@@ -8,6 +8,7 @@ from dataclasses import dataclass
 BACKLOG_BLOCKS = 64
 """What an actor may have in flight at any time is no backlog."""
 _WINDOW_S = 10.0
+_LONG_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,10 +18,12 @@ class Delivery:
     Attributes:
         bytes_per_s: by which it does, what is made meanwhile taken off; 0 if it does not.
         left_s: until it is gone at that rate; `None` where no end is in sight.
+        known: it was watched for long enough to tell.
     """
 
     bytes_per_s: float = 0.0
     left_s: float | None = None
+    known: bool = False
 
     def __str__(self) -> str:
         if self.left_s is None:
@@ -29,14 +32,17 @@ class Delivery:
 
 
 class Backlog:
-    """Watches the bytes that wait, over the last ten seconds."""
+    """Watches the bytes that wait, over the last ten seconds; over the last minute where nothing moved in those.
+
+    A learner may take one big block in half a minute: then a few seconds without one say nothing.
+    """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, pending_bytes: int, now_s: float) -> None:
         """So much waits at a moment, in monotonic seconds."""
-        while len(self._seen) > 1 and self._seen[1][0] <= now_s - _WINDOW_S:
+        while len(self._seen) > 1 and self._seen[1][0] <= now_s - _LONG_S:
             self._seen.popleft()
         self._seen.append((now_s, pending_bytes))
 
@@ -45,9 +51,13 @@ class Backlog:
         """How it goes."""
         if len(self._seen) < 2:
             return Delivery()
-        (began_s, before), (now_s, pending) = self._seen[0], self._seen[-1]
-        rate = max(0.0, (before - pending) / max(now_s - began_s, 1e-9))
-        return Delivery(bytes_per_s=rate, left_s=pending / rate) if rate else Delivery()
+        now_s, pending = self._seen[-1]
+        lately = max((at for at in self._seen if at[0] <= now_s - _WINDOW_S), default=self._seen[0])
+        for began_s, before in (lately, self._seen[0]):
+            rate = max(0.0, (before - pending) / max(now_s - began_s, 1e-9))
+            if rate:
+                return Delivery(bytes_per_s=rate, left_s=pending / rate, known=True)
+        return Delivery(known=now_s - self._seen[0][0] >= _WINDOW_S)
 
 
 def lasting(seconds: float) -> str:

@@ -29,6 +29,7 @@ class AgentConfig:
         exit_when_gone: end when the learner says goodbye.
         connect_timeout_s: for the first connection.
         max_offline_s: how long it goes on where link or learner are lost, as far as its outbox takes what it makes.
+        max_offline_blocks: most blocks that wait while it goes on so; `None` for no bound.
         max_upload_bytes_per_s: of experience; 0 for no bound.
     """
 
@@ -44,6 +45,7 @@ class AgentConfig:
     exit_when_gone: bool = False
     connect_timeout_s: float = 10.0
     max_offline_s: float = 0.0
+    max_offline_blocks: int | None = None
     max_upload_bytes_per_s: float = 0.0
 
 

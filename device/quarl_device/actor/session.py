@@ -8,7 +8,8 @@ What it holds to:
 * Blocks are sent in the order in which they were made, each again until the learner says `inserted`: those of earlier
   lives (boot ids) first, each life to its end, under its own boot id. The next life's wait until all are `durable`.
 * The learner's credit bounds what is sent, and what is made while it is there. Where link or learner are lost, the loop
-  goes on as far as the outbox and `max_offline_s` allow. A learner that said goodbye has no use for more: it pauses.
+  goes on as far as the outbox, `max_offline_s` and `max_offline_blocks` allow. A learner that said goodbye has no use
+  for more: it pauses.
   After a reconnection, a new learner epoch, or silence while blocks are out, sending goes back to the first block that
   is not known to be inserted. The learner drops duplicates, so every block ends in replay exactly once.
 * A block is kept until the learner says `durable`: a learner that restarts may ask for it again.
@@ -262,8 +263,19 @@ class ActorSession:
         if self._delivers_own and self.next_sequence < self.credit:
             return ""
         if absent:
-            return "" if self._presence.absent_s < self._config.max_offline_s else absent
+            goes_on = self._presence.absent_s < self._config.max_offline_s and not self._enough_waits
+            return "" if goes_on else absent
         return "no credit" if self._delivers_own and self._unsent >= self.next_sequence else "catching up"
+
+    @property
+    def _enough_waits(self) -> bool:
+        bound = self._config.max_offline_blocks
+        return bound is not None and self.pending >= bound
+
+    @property
+    def stopped_by_blocks(self) -> bool:
+        """Whether the loop stands still without link or learner for the number of blocks that wait."""
+        return self._enough_waits and self.learner != "left" and bool(self.blocked()) and bool(self._presence.absent)
 
     def next_to_send(self, now_s: float) -> int | None:
         """Return the sequence to send now, or None; call `sent` before asking again."""

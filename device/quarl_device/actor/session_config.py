@@ -21,6 +21,8 @@ class SessionConfig:
             the broker's queue (Mosquitto: 1,000 messages), beyond which brokers drop QoS 1 messages silently.
         max_in_flight_bytes: the same in bytes, so that a slow link is not stuffed; one block may go over it.
         max_offline_s: how long the loop goes on beyond its credit while the link is down or the learner is lost.
+        max_offline_blocks: with so many that wait it goes on no longer then: the learner takes them one by one before
+            anything newer, at the pace at which it learns. `None` for no bound.
         max_upload_bytes_per_s: of blocks, also while catching up; 0 for no bound.
     """
 
@@ -32,6 +34,7 @@ class SessionConfig:
     max_in_flight_blocks: int = 64
     max_in_flight_bytes: int = 8 * 1024 * 1024
     max_offline_s: float = 0.0
+    max_offline_blocks: int | None = None
     max_upload_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -39,6 +42,8 @@ class SessionConfig:
             raise UsageError(f"resend_after_s {self.resend_after_s} is not in 0..resend_max_s {self.resend_max_s}")
         if self.max_in_flight_blocks < 1:
             raise UsageError(f"max_in_flight_blocks {self.max_in_flight_blocks} is below 1")
+        if self.max_offline_blocks is not None and self.max_offline_blocks < 0:
+            raise UsageError(f"max_offline_blocks {self.max_offline_blocks} is below 0")
         if self.max_in_flight_bytes < 1 or self.max_offline_s < 0 or self.max_upload_bytes_per_s < 0:
             raise UsageError(
                 f"max_in_flight_bytes {self.max_in_flight_bytes} (at least 1), max_offline_s {self.max_offline_s} and "

@@ -45,7 +45,7 @@ class Shared:
         self.outbox = outbox
         self.session = ActorSession(outbox, config)
         self.standstill = Standstill(time.monotonic())
-        self.absence = Absence(config.max_offline_s if config is not None else 0.0)
+        self.absence = Absence(0.0) if config is None else Absence(config.max_offline_s, config.max_offline_blocks)
         self.tally = Tally()
         self.birth: LearnerBirth | None = None
         self.codec: BlockCodec | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from quarl_device.capped_log import Burst
 
@@ -20,11 +21,12 @@ class Standstill:
     Attributes:
         reason: why the loop stands still now, "" if it runs.
         since_s: monotonic time at which it ran last, or since when it runs.
+        reason_since_s: the same, or that since which it stands still for that kind of reason.
     """
 
     def __init__(self, now_s: float) -> None:
         self.reason = ""
-        self.since_s = now_s
+        self.since_s = self.reason_since_s = now_s
         self._noted_s = now_s
         self._spent_s: dict[str, float] = {}
         self._announced = ""
@@ -41,7 +43,9 @@ class Standstill:
             if reason not in _ORDINARY and self._lines.allows(now_s):
                 _LOG.info("standing still: %s", reason)
             if not (reason and self.reason):
-                self.since_s = now_s
+                self.since_s = self.reason_since_s = now_s
+            elif _kind(reason) != _kind(self.reason):
+                self.reason_since_s = now_s
             self.reason = reason
 
     def lasting(self, now_s: float) -> str:
@@ -57,8 +61,8 @@ class Standstill:
         return self.lasting(now_s) != self._announced and now_s - self._announced_s > _STEADY_S
 
     def since_unix_s(self, now_s: float, now_unix_s: float) -> float:
-        """Return since when the loop stands still, on the wall clock; 0 while it runs."""
-        return now_unix_s - (now_s - self.since_s) if self.reason else 0.0
+        """Return since when the loop stands still for this reason, on the wall clock; 0 while it runs."""
+        return now_unix_s - (now_s - self.reason_since_s) if self.reason else 0.0
 
     @property
     def total_s(self) -> float:
@@ -68,3 +72,8 @@ class Standstill:
     def by_reason(self) -> dict[str, float]:
         """Return the seconds spent standing still, by reason."""
         return {reason: round(spent_s, 3) for reason, spent_s in self._spent_s.items()}
+
+
+def _kind(reason: str) -> str:
+    """Return what stays of a reason while its numbers change; those that come and go are of one kind."""
+    return "" if reason in _ORDINARY else re.sub(r"[\d.,]+", "", reason)

@@ -12,6 +12,7 @@ from quarl_device.actor.outbox import Outbox
 from quarl_device.actor.session import ActorSession
 from quarl_device.actor.standstill import Standstill
 from quarl_device.actor.stepping import Loop
+from quarl_device.capped_log import Fading
 from quarl_device.wire.messages import Telemetry
 
 _LOG = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Tally:
         self._telemetry_at_s = self._began_s
         self._telemetry_steps = 0
         self._progress_due_s = 0.0
+        self._same = Fading()
 
     def retire(self) -> Loop | None:
         """Take the running loop away and keep its counts."""
@@ -91,10 +93,12 @@ class Tally:
         return self._policies_before + (self.loop.versions_seen if self.loop is not None else 0)
 
     def log_progress(self, loop: Loop, blocked: str, now_s: float) -> None:
-        """Log how far it has come, every few seconds."""
+        """Log how far it has come, every few seconds; ever seldomer while it stands still."""
         if now_s < self._progress_due_s:
             return
         self._progress_due_s = now_s + _PROGRESS_PERIOD_S
+        if blocked and not self._same.is_due((blocked, self.steps), now_s):
+            return
         _LOG.info(
             "%s steps, %s episodes, mean return %.1f, policy %s%s",
             f"{self.steps:,}",

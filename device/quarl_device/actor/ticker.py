@@ -11,6 +11,7 @@ from quarl_device.actor.inbox import Inbox
 from quarl_device.actor.shared import Shared
 from quarl_device.actor.speaker import Speaker
 from quarl_device.actor.stepping import Loop
+from quarl_device.capped_log import Fading
 from quarl_device.link import Link
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Ticker:
         self._telemetry_due_s = 0.0
         self._backlog = Backlog()
         self._backlog_due_s = 0.0
+        self._same = Fading()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
 
@@ -69,6 +71,7 @@ class Ticker:
                 session.link_changed(up=False, now_s=now_s)
             session.tick(now_s, in_air=self._link.connected and not self._link.flush(timeout_s=0.0))
             shared.absence.note(session.learner, session.epoch, now_s)
+            shared.absence.note_stop(now_s, stopped=session.stopped_by_blocks)
             if shared.standstill.is_news(now_s):
                 session.request_announce()
             if session.announce_due(now_s):
@@ -89,7 +92,7 @@ class Ticker:
         self._shared.tally.log_progress(loop, self._shared.standstill.reason, now_s)
 
     def _tell_backlog(self, now_s: float) -> None:
-        """Say every ten seconds how far the delivery of what waits is, or what holds it up."""
+        """Say every ten seconds how far the delivery of what waits is; ever seldomer while nothing moves, and why."""
         if now_s < self._backlog_due_s:
             return
         self._backlog_due_s = now_s + _BACKLOG_PERIOD_S
@@ -98,6 +101,8 @@ class Ticker:
         if session.pending <= BACKLOG_BLOCKS:
             return
         reason = session.blocked()
+        if not self._same.is_due((reason, session.pending), now_s):
+            return
         held_up = f"; {reason}" if reason else ""
         held_up += f" for {lasting(session.absent_s)}" if reason and session.absent_s else ""
         _LOG.info(

@@ -102,7 +102,7 @@ class LinkCounters:
         handler_errors: exceptions caught in handlers and callbacks.
         not_taken: publishes refused because there was no connection or too much in flight.
         cut_short: connections in a row that the broker accepted and that ended within 5 s. A broker that ends the older
-            of two clients with one id makes many of them.
+            of two clients with one id makes many of them; so does a bad network.
         last_error: of the last attempt or handler, "" if there was none.
     """
 

@@ -77,7 +77,9 @@ class _File:
 
     @property
     def task(self) -> int:
-        return self.blocks[0][1].task if self.blocks else UNKNOWN_TASK
+        """Of its blocks, which are all of one; a block that is damaged still says it where its header is whole."""
+        headers = [header for _, header in self.blocks] + [one for one in self.records.damaged if one.kind == BLOCK]
+        return headers[0].task if headers else UNKNOWN_TASK
 
 
 def recover(directory: Path) -> Recovered:
@@ -180,9 +182,9 @@ class _Walk:
         self._at: tuple[int, int] | None = None  # the sequence and the step that come next
 
     def along(self, file: _File) -> None:
-        self._task = file.task or self._task
         if file.place.life:
-            self._reach(file.place.sequence, file.place.first_step)
+            self._reach(file.place.sequence, file.place.first_step)  # what is missing was in the file before
+        self._task = file.task or self._task
         for _, header in file.blocks:
             if header.life == self._life:
                 self._reach(header.sequence, header.first_step)
