@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,7 +65,7 @@ def calibration(
                 yardstick,
                 seeds=range(seeds),
                 steps=steps,
-                turns=cast("tuple[Way, ...]", mixture),
+                turns=mixture,
                 center_q=center_q,
                 progress=lambda done, finished=number * seeds: bar.advance(finished + done),  # type: ignore[misc]
             )
