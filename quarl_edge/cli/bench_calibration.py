@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +16,6 @@ from quarl_edge.cli.source_options import VecNormalize
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
-
-if TYPE_CHECKING:
-    from quarl_export.calibration.play import Way
 
 
 def calibration(
