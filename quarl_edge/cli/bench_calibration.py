@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +16,6 @@ from quarl_edge.cli.source_options import VecNormalize
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
-
-if TYPE_CHECKING:
-    from quarl_export.calibration.play import Way
 
 
 def calibration(
@@ -65,7 +62,7 @@ def calibration(
                 yardstick,
                 seeds=range(seeds),
                 steps=steps,
-                turns=cast("tuple[Way, ...]", mixture),
+                turns=mixture,
                 center_q=center_q,
                 progress=lambda done, finished=number * seeds: bar.advance(finished + done),  # type: ignore[misc]
             )
