@@ -186,9 +186,14 @@ class RunDirectory:
             self._discard_if_empty()
             raise
 
-    def _discard_if_empty(self) -> None:
+    def discard_if_untouched(self) -> bool:
+        """Remove the run where nothing was learned or stored, whatever its actors logged; returns whether it did."""
+        self._discard_if_empty(but=(self.logs,))
+        return not (self.path / _CONFIG).exists()
+
+    def _discard_if_empty(self, *, but: tuple[Path, ...] = ()) -> None:
         begun = (self.checkpoints, self.policy)
-        told = (path for part in (self.journal, self.logs) for path in part.rglob("*"))
+        told = (path for part in (self.journal, self.logs) if part not in but for path in part.rglob("*"))
         if any(part.exists() for part in begun) or any(path.is_file() and path.stat().st_size for path in told):
             return
         # Its own parts alone: the directory may be one that the user has made, for other things too.

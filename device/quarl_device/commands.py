@@ -181,6 +181,7 @@ def _run(options: argparse.Namespace) -> int:
     from quarl_device.actor.agent import Agent, new_boot_id, will_of
     from quarl_device.actor.joining import how_to_join
     from quarl_device.link import PahoLink
+    from quarl_device.link.credentials import find_credentials, told_apart
     from quarl_device.runtime import find_runtime
 
     if options.die_with_parent:
@@ -209,7 +210,9 @@ def _run(options: argparse.Namespace) -> int:
     agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=make_outbox(options, config, boot_id))
     _stop_on_signals(agent)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, joining.url.address)
-    _show_summary(config.name, agent.run(), as_json=options.format == "json")
+    with told_apart(find_credentials(options.credentials), joining.url):
+        summary = agent.run()
+    _show_summary(config.name, summary, as_json=options.format == "json")
     return 0
 
 

@@ -12,7 +12,7 @@ import typer
 
 from quarl_device.errors import UsageError
 from quarl_device.link import BrokerURL, PahoLink, read_password
-from quarl_device.link.credentials import find_credentials
+from quarl_device.link.credentials import find_credentials, told_apart
 from quarl_device.names import DEFAULT_FLEET, check_name
 from quarl_device.wire.topics import Topics
 from quarl_edge.cli.output import Format, write_json
@@ -53,7 +53,8 @@ def top(
     link, topics = _link(broker, fleet, password_file=password_file, credentials=credentials)
     view = FleetView(topics)
     view.listen(link)
-    link.connect(timeout_s=_CONNECT_TIMEOUT_S)
+    with told_apart(find_credentials(credentials), link.url):
+        link.connect(timeout_s=_CONNECT_TIMEOUT_S)
     try:
         if once:
             _listen(view, wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import typer
 from quarl_device.environments import check_registered, names_module
 from quarl_device.errors import KeyFileError, UsageError
 from quarl_device.link import BrokerURL, read_password
-from quarl_device.link.credentials import Credentials, find_credentials
+from quarl_device.link.credentials import Credentials, find_credentials, told_apart
 from quarl_device.names import DEFAULT_FLEET, check_name
 from quarl_device.paths import config_dir
 from quarl_device.wire.keys import LearnerKey
@@ -116,14 +117,25 @@ def train(
     if swept:
         _sweep(config, swept, access, output)
         return
+    words = _words(
+        {
+            "--broker": "" if broker == EMBEDDED_BROKER else broker,
+            "--fleet": fleet,
+            "--credentials": credentials,
+            "--actor-credentials": actor_credentials,
+            "--password-file": password_file,
+            "--learner-key": learner_key,
+        }
+    )
     directory = RunDirectory(run) if resume and run else RunDirectory.create(config, path=run, root=DEFAULT_ROOT)
     with contextlib.nullcontext() if resume else directory.kept_if_begun():
         result = _run(config, directory, access, resume=resume)
+    kept = result.resumable or resume or not directory.discard_if_untouched()
     wall_s = time.monotonic() - started_s
     if output is Format.JSON:
-        write_json(_summary(config, directory, result, wall_s=wall_s))
+        write_json({**_summary(config, directory, result, wall_s=wall_s), "kept": kept})
     else:
-        _show(config, directory, result, wall_s=wall_s)
+        _show(config, directory, result, wall_s=wall_s, words=words, kept=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +192,11 @@ def _access(
         takeover=takeover,
         metrics=metrics,
     )
+
+
+def _words(given: Mapping[str, str | Path | None]) -> tuple[str, ...]:
+    """Return options as a command line has them, without those that were not given."""
+    return tuple(word for name, value in given.items() if value for word in (name, str(value)))
 
 
 def _lag_bound(text: str) -> dict[str, Any]:
@@ -285,19 +302,21 @@ def _train(
     progress = make_progress()
     try:
         progress.note(f"run {directory.path}")
-        return run_training(
-            config,
-            directory,
-            broker=access.broker,
-            fleet=access.fleet,
-            key=access.key,
-            progress=progress,
-            stop=stop,
-            login=access.login,
-            takeover=access.takeover,
-            resume=resume,
-            metrics_at=access.metrics,
-        )
+        url = BrokerURL.parse(access.broker) if access.login.credentials is not None else None
+        with told_apart(access.login.credentials, url):
+            return run_training(
+                config,
+                directory,
+                broker=access.broker,
+                fleet=access.fleet,
+                key=access.key,
+                progress=progress,
+                stop=stop,
+                login=access.login,
+                takeover=access.takeover,
+                resume=resume,
+                metrics_at=access.metrics,
+            )
     finally:
         progress.close()
 
@@ -334,7 +353,15 @@ def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult, 
     }
 
 
-def _show(config: TrainConfig, directory: RunDirectory, result: TrainResult, *, wall_s: float) -> None:
+def _show(
+    config: TrainConfig,
+    directory: RunDirectory,
+    result: TrainResult,
+    *,
+    wall_s: float,
+    words: Sequence[str] = (),
+    kept: bool = True,
+) -> None:
     following = []
     if result.best is not None:
         following.append(f"quarl-edge export model.tflite --from {directory.path}")
@@ -344,8 +371,11 @@ def _show(config: TrainConfig, directory: RunDirectory, result: TrainResult, *, 
         beyond = " --set goal_return=none" if result.reason is StopReason.SOLVED else ""
         # A module is imported only where the command line names it.
         own = f"{config.env_id} " if names_module(config.env_id) else ""
-        following.append(f"quarl-edge train {own}--resume --run {directory.path} --steps {steps}{beyond}")
+        met = f" {shlex.join(words)}" if words else ""
+        following.append(f"quarl-edge train {own}--resume --run {directory.path} --steps {steps}{beyond}{met}")
     rows = _rows(config, result, wall_s=wall_s)
+    if not kept:
+        rows.append(("run", "removed: it ended before its first checkpoint, with nothing stored"))
     write_table(f"{config.env_id} · {config.algorithm} · seed {config.seed}", rows, following)
 
 

@@ -234,7 +234,12 @@ class Ingest:
             return None
         lost = self.sessions.lose(device, loss)
         if lost:
-            self._losses.warning("%d steps of %s up to block %d are lost on the device", lost, device, loss.sequence)
+            self._losses.warning(
+                "%s steps of %s up to block %d never come: lost, given up or discarded on the device",
+                f"{lost:,}",
+                device,
+                loss.sequence,
+            )
         self._credit.join(device, loss.boot_id)
         return verdict
 
@@ -271,7 +276,7 @@ class Ingest:
             device, block.boot_id, block.dropped, first_step=block.first_step, steps=block.transitions
         )
         if lost:
-            self._losses.warning("%d steps of %s before block %d never came", lost, device, block.sequence)
+            self._losses.warning("%s steps of %s before block %d never came", f"{lost:,}", device, block.sequence)
         self._insert(device, block)
         self._credit.join(device, block.boot_id, block.transitions)
         self.lag.acted(device, int(block.policy_version[-1]), int(block.policy_epoch[-1]))

@@ -184,6 +184,9 @@ def _header_is_whole(path: Path) -> bool:
         if len(fixed) < FIXED.size or not any(fixed):
             return False
         length, crc = FIXED.unpack(fixed)[3:]
+        if length == 0:
+            # No header is empty: its length did not reach the disk, or is damaged.
+            return any(file.read(_READ_BYTES))
         if length > MAX_HEADER_BYTES:
             return True
         header = file.read(length)

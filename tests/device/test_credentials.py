@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quarl_device.errors import CredentialsError, UsageError
+from quarl_device.errors import BrokerUnreachable, CredentialsError, UsageError
 from quarl_device.link import BrokerURL
 from quarl_device.link import credentials as module
-from quarl_device.link.credentials import Credentials, credentials_toml, find_credentials
+from quarl_device.link.credentials import Credentials, credentials_toml, find_credentials, told_apart
 from quarl_edge.broker.authority import Authority, utc_now
 
 NOW = utc_now()
@@ -171,6 +171,16 @@ def test_the_broker_may_be_another_but_never_without_tls(folder):
     for wrong in ("mqtt://near", "mqtts://other@near"):
         with pytest.raises(UsageError):
             held.broker_or(wrong)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_an_error_of_another_broker_than_theirs_says_so(folder, other):
+    held = Credentials.load(folder)
+    asked = BrokerURL.parse("mqtts://elsewhere:1") if other else held.broker
+    with pytest.raises(BrokerUnreachable) as caught, told_apart(held, asked):
+        raise BrokerUnreachable("nothing answers", hint="is it running?")
+    named = f"the credentials name {held.broker.address}; --broker names elsewhere:1"
+    assert caught.value.hint == (named if other else "is it running?")
 
 
 def test_the_variable_names_them_where_nothing_else_does(folder, monkeypatch, tmp_path):

@@ -186,6 +186,7 @@ def test_what_an_agent_uses_is_shown_and_not_touched(pi, tmp_path, capsys):
     assert listing["spools"][0]["in_use"]
     status, answer = said(capsys, tmp_path, "discard", "lab.pi", "--all")
     assert (status, answer["error"]["kind"]) == (53, "SpoolInUse")
+    assert answer["error"]["hint"] == "stop the agent first, then discard"
     agent.close()
 
 

@@ -71,3 +71,14 @@ def test_what_a_file_misses_at_its_end_is_not_of_the_next_ones_task(tmp_path, at
         spool.free(sequence)
     assert held == [(2, True)]
     spool.close()
+
+
+def test_what_was_given_up_is_no_noise_about_blocks_that_are_not_there(tmp_path, caplog):
+    abandoned(tmp_path / "s", "A")
+    spool = DiskSpool(tmp_path / "s", boot_id=LATER, config=CONFIG)
+    spool.give_up()
+    spool._let_go()
+    caplog.clear()
+    DiskSpool(tmp_path / "s", boot_id="3" * 16, config=CONFIG).close()
+    assert "of 1 blocks the learner is told that they never come" in caplog.text
+    assert "0 blocks" not in caplog.text

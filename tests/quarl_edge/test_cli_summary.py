@@ -109,3 +109,16 @@ def test_the_demo_says_how_its_file_was_chosen(capsys):
     _show(REPORT, Format.JSON)
     report = json.loads(capsys.readouterr().out)
     assert (report["audited"], report["audit_failures"], report["judgements"]) == (2, 0, 9)
+
+
+def test_the_line_to_resume_says_how_the_run_met_its_actors(tmp_path, capsys):
+    given = {"--broker": "", "--fleet": "arms", "--credentials": tmp_path / "my learner", "--password-file": None}
+    show_run(CONFIG, RunDirectory(tmp_path), result(), words=train._words(given))
+    assert f"--fleet arms --credentials '{tmp_path}/my learner'" in capsys.readouterr().out
+
+
+def test_a_run_that_left_nothing_says_so(tmp_path, capsys):
+    show_run(CONFIG, RunDirectory(tmp_path), result(resumable=False), kept=False)
+    assert "removed: it ended before its first checkpoint" in capsys.readouterr().out
+    show_run(CONFIG, RunDirectory(tmp_path), result())
+    assert "removed" not in capsys.readouterr().out

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from quarl_device.contract import ObservationSpec
 from quarl_device.errors import JournalError, UnsupportedSpace, UsageError
 from quarl_device.wire.block import BlockCodec, BlockSpec
+from quarl_device.wire.block_spec import MAX_SEQUENCE
 from quarl_device.wire.limits import MAX_BLOCK_BYTES
 from quarl_device.wire.loss import encode_loss
+from quarl_device.wire.messages import Ack
 from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.ingest.credit import MAX_AHEAD
 from quarl_edge.ingest.ingest import Ingest
@@ -146,7 +148,7 @@ def test_what_an_actor_says_to_be_lost_is_on_the_account_once_and_survives_a_res
     assert ingest.offer("pi", payload(world.block(8, 0, first_step=0))) is ACCEPT
     assert [ingest.offer("pi", told), ingest.offer("pi", told)] == [ACCEPT, Verdict.DUPLICATE]
     assert ingest.offer("pi", other) is ACCEPT
-    assert "32 steps of pi up to block 4 are lost on the device" in caplog.text
+    assert "32 steps of pi up to block 4 never come: lost, given up or discarded on the device" in caplog.text
     assert {(ack.boot_id, ack.durable) for _, ack in ingest.acks()} == {(BOOT, 4), (boot_id(2), 1)}
     wanted = ingest.counters
     assert (wanted["blocks"], wanted["lost_blocks"], wanted["lost_steps"], ingest.env_steps) == (1, 6, 48, 8)
@@ -852,4 +854,19 @@ def test_a_bound_holds_after_a_resume(tmp_path):
     fresh = World(1).block(4, 1, first_step=4)
     elsewhere = dataclasses.replace(versions(fresh, 500), policy_epoch=np.full(4, 3, np.uint32))
     assert ingest.offer("pi", payload(elsewhere)) is None
+    ingest.close()
+
+
+@pytest.mark.parametrize("last", [0, MAX_SEQUENCE])
+def test_a_device_that_claims_absurd_losses_leaves_all_that_is_said_of_it_readable(tmp_path, last):
+    ingest = open_ingest(tmp_path)
+    for number in range(1, 4):
+        life = boot_id(number)
+        ingest.opened("evil", life)
+        ingest.offer("evil", encode_loss(boot_id=life, first=0, last=last, first_step=0, end_step=MAX_SEQUENCE))
+        for _, ack in ingest.acks():
+            assert Ack.decode(ack.encode()) == ack
+    counters, account = ingest.counters, ingest.sessions.account("evil")
+    assert counters["lost_steps"] == account.lost_steps == MAX_SEQUENCE
+    assert 0 < counters["lost_blocks"] <= MAX_SEQUENCE
     ingest.close()

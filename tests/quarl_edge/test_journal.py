@@ -611,6 +611,33 @@ def test_what_half_a_write_left_is_cut_off_before_anything_is_written_behind_it(
     assert len(list(iterate(tmp_path))) == 5
 
 
+@pytest.mark.parametrize("cut", [0, 1, 3, 5, 8, 15, 16, 17, 20, 21, 23])
+def test_a_header_that_is_cut_anywhere_and_reads_as_zeros_behind_is_torn(tmp_path, cut):
+    journal = Journal(tmp_path, segment_bytes=300)
+    while len(journal.segments) < 2:
+        journal.append("pi", b"x" * 90)
+    last = journal.segments[-1].path
+    kept = [record.payload for record in journal.iterate()][:-1]
+    journal.close()
+    whole = last.read_bytes()
+    last.write_bytes(whole[:cut] + bytes(len(whole) - cut))
+    journal = Journal(tmp_path)
+    assert [record.payload for record in journal.iterate()] == kept
+    assert journal.torn_bytes == len(whole)
+    journal.close()
+
+
+def test_a_header_whose_length_is_damaged_is_no_torn_one(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append("pi", b"x")
+    path = journal.segments[-1].path
+    journal.close()
+    data = path.read_bytes()
+    path.write_bytes(data[:16] + bytes(4) + data[20:])
+    with pytest.raises(JournalError, match="does not hold"):
+        Journal(tmp_path)
+
+
 def test_a_header_that_never_reached_the_disk_is_torn_and_a_damaged_one_an_error(tmp_path):
     journal = Journal(tmp_path, segment_bytes=SMALL)
     fill(journal, 8)

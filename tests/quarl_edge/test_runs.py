@@ -172,6 +172,17 @@ def test_nothing_is_taken_from_a_run_that_ends_well(tmp_path):
     assert RunDirectory.open(run.path).config == CONFIG
 
 
+@pytest.mark.parametrize("part", [None, "logs/actor-0.log", "journal/segment", "checkpoints/ckpt-1"])
+def test_an_interrupted_run_stays_only_where_something_was_stored_or_learned(tmp_path, part):
+    run = RunDirectory.create(CONFIG, path=tmp_path / "mine")
+    if part is not None:
+        (run.path / part).parent.mkdir()
+        (run.path / part).write_text("x")
+    gone = part is None or part.startswith("logs")
+    assert run.discard_if_untouched() == gone
+    assert run.path.exists() != gone
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"provenance": {"judged": null}}', "[" * 10_000])
 def test_a_kept_return_that_nothing_says_is_none(tmp_path, text):
     run = RunDirectory.create(CONFIG, path=tmp_path / "mine")

@@ -14,12 +14,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import ssl
 import stat
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +31,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from quarl_device.errors import CredentialsError, UsageError
+from quarl_device.errors import BrokerUnreachable, CredentialsError, UsageError
 from quarl_device.files import read_capped
 from quarl_device.link.url import BrokerURL
 from quarl_device.names import check_name
@@ -143,6 +145,17 @@ class Credentials:
         if url.user not in ("", self.name):
             raise UsageError(f"the broker URL names user {url.user!r}, the credentials are those of {self.name!r}")
         return url
+
+
+@contextlib.contextmanager
+def told_apart(held: Credentials | None, url: BrokerURL | None) -> Iterator[None]:
+    """Have an error of a broker that is not the one of the credentials say so, where that is likely the cause."""
+    try:
+        yield
+    except BrokerUnreachable as error:
+        if held is not None and url is not None and held.broker.address != url.address:
+            error.hint = f"the credentials name {held.broker.address}; --broker names {url.address}"
+        raise
 
 
 def tls_context(folder: Path) -> ssl.SSLContext:

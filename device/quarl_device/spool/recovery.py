@@ -51,11 +51,18 @@ class Recovered:
     set_aside: list[Path] = field(default_factory=list)
 
     def __str__(self) -> str:
-        text = f"{self.blocks:,} blocks of {self.lives} earlier lives are still to be delivered"
+        parts = []
+        if self.blocks:
+            parts.append(f"{self.blocks:,} blocks of {self.lives} earlier lives are still to be delivered")
+        told = sum(loss.blocks for loss in self.losses)
+        if told:
+            parts.append(f"of {told:,} blocks the learner is told that they never come")
         lost = self.lost_bytes + self.torn_bytes
         if lost or self.dropped_blocks:
-            text += f"; {self.dropped_blocks} blocks ({self.dropped_steps:,} steps) in {lost:,} bytes did not hold"
-        return text
+            parts.append(
+                f"{self.dropped_blocks:,} blocks ({self.dropped_steps:,} steps) in {lost:,} bytes did not hold"
+            )
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,11 @@ def discard(directory: Path, *, boot_id: str = "") -> SpoolStock:
     """
     if not directory.is_dir():
         raise UsageError(f"there is no spool {directory}", hint="quarl-device spool ls")
-    spool = DiskSpool(directory, boot_id=secrets.token_hex(8))
+    try:
+        spool = DiskSpool(directory, boot_id=secrets.token_hex(8))
+    except SpoolInUse as error:
+        error.hint = "stop the agent first, then discard"
+        raise
     try:
         lives = tuple(life for life in _lives(spool.recovered) if not boot_id or life.boot_id == boot_id)
         if boot_id and not lives:

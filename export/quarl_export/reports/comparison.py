@@ -155,11 +155,17 @@ def _pairs(left: Side, right: Side, *, same_policy: bool) -> tuple[tuple[LayerPa
 
 
 def _check_order(left: Side, right: Side) -> None:
-    """Refuse a quantized file as what a float one is measured by: every figure would have the wrong sign."""
+    """Refuse a quantized file as what another is measured by: its own errors would be taken for the other's."""
     if left.scheme in _QUANTIZED and right.scheme in _FLOAT:
         raise UsageError(
             f"{left.path} is {left.scheme} and {right.path} is {right.scheme}: the float file comes first",
             hint=f"quarl-edge compare {shlex.quote(right.path)} {shlex.quote(left.path)}",
+        )
+    # A file beside itself differs in nothing, by whatever it is measured.
+    if left.scheme in _QUANTIZED and right.scheme in _QUANTIZED and left.sha256 != right.sha256:
+        raise UsageError(
+            f"{left.path} is {left.scheme}: expected a float file first, to measure {right.path} ({right.scheme}) by",
+            hint="make one of the same policy: quarl-edge export FLOAT.tflite --scheme float32 --from SOURCE",
         )
 
 
