@@ -136,6 +136,7 @@ def _show(made: Made) -> None:
             f"quarl-device run --credentials {entry.name}      # on the board",
         ],
         "learner": [f"quarl-edge train CartPole-v1 --credentials {made.folder} --actors 0"],
+        "viewer": [f"quarl-edge top --credentials {made.folder}"],
     }
     write_table(entry.name, rows, following.get(entry.role, []))
     if made.before is not None and made.before.fleet != entry.fleet:
@@ -148,7 +149,10 @@ def _show(made: Made) -> None:
     if entry.role == "device" and not (made.folder / LEARNER_PUBLIC_FILE).exists():
         write_line("No learner's key came along: the device will trust the first that it meets (--learner-key FILE).")
     if made.broker.host == "localhost":
-        write_line("It connects to localhost; for a board, name the broker: quarl-edge broker init DIR --host NAME")
+        elsewhere = "a board" if entry.role == "device" else "another machine"
+        write_line(
+            f"It connects to localhost; for {elsewhere}, name the broker: quarl-edge broker init DIR --host NAME"
+        )
 
 
 def _show_distrusting(made: Made) -> None:

@@ -29,6 +29,15 @@ def scaled(factor):
 # ------------------------------------------------------------------ Q02
 
 
+def test_a_range_that_rare_values_made_is_refused_with_what_leaves_them_out():
+    policy = mlp()
+    recorded = rows(policy, 4000)["observation"] * np.float32(0.01)
+    recorded[3] = 5.0
+    data = CalibrationData.checked(policy.contract, {"observation": recorded}, source="t")
+    with pytest.raises(CheckFailed, match=r"costs [\d.]+ of 8 bits: .*; --range percentile leaves out the rare values"):
+        build_file(policy, ExportOptions(), data=data)
+
+
 def test_small_values_that_fill_the_least_range_are_no_fault():
     """They are in a third of it: 1.6 of 8 bits are lost, and 3 are allowed."""
     assert built(scaled(1e-4)).forced == ()

@@ -50,6 +50,26 @@ def test_a_file_against_itself_is_exact():
     assert all(layer.grid.clipped == 0.0 for layer in same.layers[1:])
 
 
+def test_another_quantized_file_is_nothing_to_measure_by():
+    with pytest.raises(UsageError, match="is int8: expected a float file first") as caught:
+        compare_files(pair("dueling")[1], pair("cartpole")[1])
+    assert "--scheme float32" in caught.value.hint
+
+
+def test_layers_are_compared_of_operators_that_the_reference_kernels_lack(tmp_path):
+    relu = mlp()
+    layers = [dataclasses.replace(layer, kind="elu") if layer.kind == "relu" else layer for layer in relu.graph.layers]
+    policy = dataclasses.replace(relu, graph=dataclasses.replace(relu.graph, layers=tuple(layers)))
+    data = CalibrationData.checked(policy.contract, rows(policy, 64), source="t")
+    kept = frozenset(layer.name for layer in policy.graph.layers if layer.kind == "elu")
+    paths = []
+    for name, options in (("float32", SchemeOptions(scheme="float32")), ("int8", SchemeOptions(keep_float=kept))):
+        paths.append(tmp_path / f"{name}.tflite")
+        paths[-1].write_bytes(build_file(policy, ExportOptions(scheme=options, force=True), data=data).file.data)
+    comparison = compare_files(*paths, rows=32)
+    assert "ELU" in [layer.kind for layer in comparison.layers]
+
+
 def test_layer_errors_are_those_of_a_hand_made_run():
     """The first layer of the float file in numpy, against the same layer of the int8 file in numpy."""
     left, right = (read_side(path) for path in pair("dueling"))

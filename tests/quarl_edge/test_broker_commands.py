@@ -53,6 +53,11 @@ def test_init_as_json(home, capsys):
     assert told["learner_credentials"].endswith("broker/clients/learner")
 
 
+def test_a_viewer_is_told_the_command_that_follows(home, capsys):
+    assert run(["enroll", "lab", "--role", "viewer"]) == 0
+    assert "quarl-edge top --credentials" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_life_of_a_device(home, capsys, output):
     assert run(["enroll", "pi-1", "--days", "9", "--format", output]) == 0

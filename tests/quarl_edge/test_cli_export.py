@@ -10,7 +10,7 @@ import pytest
 from quarl_device.errors import ModelFileError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
-from quarl_edge.cli import app, main
+from quarl_edge.cli import app, export_work, main
 from quarl_edge.cli.export_result import told as row
 from quarl_export.checks.report import CheckResult
 
@@ -42,6 +42,20 @@ def test_a_zip_by_playing_its_environment(tmp_path, capsys):
     file = read_policy_path(model)
     assert file.provenance["export"]["ranges"]["observations"].startswith("800 steps of CartPole-v1")
     Policy.load(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--keep-float", "nosuch"), "'nosuch' is no layer"),
+        (("--scheme", "int16x8", "--keep-float", "q_net.q_net.0"), "means nothing with scheme int16x8"),
+    ],
+)
+def test_what_needs_no_observations_is_refused_before_minutes_of_playing(tmp_path, capsys, monkeypatch, words, says):
+    monkeypatch.setattr(export_work, "named_observations", lambda *_, **__: pytest.fail("played"))
+    code, told, _ = run(capsys, tmp_path / "m.tflite", "--from", ZIP, "--env", "CartPole-v1", *words)
+    assert code == 2
+    assert says in told["error"]["message"]
 
 
 def test_options_reach_the_file(tmp_path, capsys, recorded):
