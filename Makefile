@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TFLITE_VENV := .venv-tflite
 TFLITE_STAMP := $(TFLITE_VENV)/.installed
 
-.PHONY: install demo test lint fix fuzz soak mosquitto chromium tflite clean
+.PHONY: install demo test lint fix fuzz soak mosquitto chromium environments tflite clean
 
 install: $(STAMP)
 
@@ -26,7 +26,7 @@ demo: install
 	$(BIN)/quarl-edge demo
 
 # Two workers, a file at a time: more would only make tests with deadlines wait for each other.
-test: install tflite mosquitto chromium
+test: install environments tflite mosquitto chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
@@ -38,6 +38,13 @@ lint: install
 fix: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# What the extras add, so that their tests are not left out; nothing else needs it.
+environments: $(VENV)/.environments
+
+$(VENV)/.environments: device/pyproject.toml constraints.txt | install
+	$(PIP) install -q -c constraints.txt -e 'device[box2d,mujoco,dm-control,atari]'
+	@touch $@
 
 # Its last wheels are for Python 3.11: with a later Python its tests are left out, and pytest says so.
 tflite: $(TFLITE_STAMP)

@@ -117,8 +117,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def latest(directory: Path) -> Path | None:
     """Return the newest finished checkpoint under `directory`, `None` where there is none."""
-    found = _finished(directory)
+    found = finished(directory)
     return found[-1] if found else None
+
+
+def finished(directory: Path) -> list[Path]:
+    """Return the finished checkpoints under `directory`, oldest first; none where it cannot be read."""
+    try:
+        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    except OSError:
+        return []
+    return sorted(found, key=_order)
 
 
 def env_steps_of(path: Path) -> int:
@@ -138,7 +147,7 @@ def load_latest(directory: Path) -> Checkpoint:
     try:
         return load_checkpoint(path)
     except CheckpointError as error:
-        older = _finished(directory)[:-1]
+        older = finished(directory)[:-1]
         if not older:
             raise
         raise CheckpointError(error.message, hint=f"to go back to {older[-1].name}: rm -r {path}") from error
@@ -209,14 +218,6 @@ def _decode_json(data: bytes, path: Path) -> dict[str, Any]:
     return decoded
 
 
-def _finished(directory: Path) -> list[Path]:
-    try:
-        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    except OSError:
-        return []
-    return sorted(found, key=_order)
-
-
 def _order(path: Path) -> tuple[int, int]:
     """Return (environment steps, how many of that step were there before)."""
     match = _NAME.fullmatch(path.name)
@@ -225,12 +226,12 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _free_name(directory: Path, name: str) -> Path:
     """Return a path after those of the same step: a full directory cannot be renamed over."""
-    taken = [_order(path)[1] for path in _finished(directory) if path.name.split(".")[0] == name]
+    taken = [_order(path)[1] for path in finished(directory) if path.name.split(".")[0] == name]
     return directory / (f"{name}.{max(taken) + 1}" if taken else name)
 
 
 def _delete_old(directory: Path) -> None:
-    for path in _finished(directory)[:-KEPT]:
+    for path in finished(directory)[:-KEPT]:
         # Renamed first, so that a half deleted one is never taken for a finished one.
         doomed = path.with_name(f".{path.name}.old")
         path.replace(doomed)

@@ -14,6 +14,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from quarl_device import __version__
+from quarl_device.environments import bare_name
 from quarl_device.errors import CheckpointError, UsageError
 from quarl_edge.algorithms import ALGORITHMS, AlgorithmInfo
 from quarl_edge.config import CONFIG_SCHEMA, TrainConfig, fields
@@ -32,7 +33,7 @@ def make_config(
     """Return the configuration of a new run.
 
     Args:
-        env_id: registered gymnasium id.
+        env_id: gymnasium id, with the module that registers it where it needs one.
         algorithm: its name; "": the first that has a preset for `env_id`, or DQN.
         preset: take the preset of this environment instead of `env_id`'s own.
         asked: fields that the command line names.
@@ -41,11 +42,12 @@ def make_config(
     Raises:
         UsageError: an unknown algorithm, preset or key, a value of the wrong type or out of its range.
     """
-    info = algorithm_info(algorithm or usual_algorithm(preset or env_id))
+    known_as = bare_name(env_id)
+    info = algorithm_info(algorithm or usual_algorithm(preset or known_as))
     cls, name = info.config, info.name
     values: dict[str, Any] = dict(read_preset("default", name))
-    if preset is not None or env_id in preset_names(name):
-        values.update(read_preset(preset if preset is not None else env_id, name))
+    if preset is not None or known_as in preset_names(name):
+        values.update(read_preset(preset if preset is not None else known_as, name))
     values.update({fields.known(cls, key): value for key, value in (asked or {}).items()})
     values.update(parse_setting(text, cls) for text in settings)
     return cls(**{**values, "env_id": env_id})

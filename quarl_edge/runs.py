@@ -3,12 +3,14 @@
 ::
 
     runs/<env>-<algorithm>-<utc>-s<seed>/
-        config.json     written once
-        checkpoints/    of the learner, the last two
-        policy/         the best judged policy: policy.json, policy.npz
-        journal/        every accepted block of experience
-        tb/             TensorBoard events
-        logs/           of the processes that the run started
+        config.json       written once
+        checkpoints/      of the learner, the last two
+        judgements.jsonl  the return of every int8 file that was judged
+        sessions.jsonl    when it was trained, and how that ended
+        policy/           the best judged policy: policy.json, policy.npz
+        journal/          every accepted block of experience
+        tb/               TensorBoard events
+        logs/             of the processes that the run started
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from quarl_device.environments import bare_name
 from quarl_device.errors import QuarlError, RunNotFound, UsageError
 from quarl_device.files import read_capped, write_atomic
 from quarl_device.wire.limits import MAX_JSON_BYTES
@@ -35,7 +39,7 @@ LEARNER_PUBLIC = "learner.pub"
 _MAX_POLICY_JSON_BYTES = 16 * 1024 * 1024
 _CONFIG = "config.json"
 _POLICY = "policy.json"
-_NAME = re.compile(r".+-[a-z0-9]+-(\d{8}T\d{6}Z)-s\d+(?:-\d+)?")
+RUN_NAME = re.compile(r".+-[a-z0-9]+-(\d{8}T\d{6}Z)-s\d+(?:-\d+)?")
 _HINT = "make one with: quarl-edge demo"
 _SAME_SECOND = 1_000
 
@@ -145,15 +149,33 @@ class RunDirectory:
         """Logs of processes that the run started."""
         return self.path / "logs"
 
+    @property
+    def judgements(self) -> Path:
+        """Every judgement, a line each."""
+        return self.path / "judgements.jsonl"
+
+    @property
+    def sessions(self) -> Path:
+        """When it was trained, and how that ended."""
+        return self.path / "sessions.jsonl"
+
     def kept_return(self) -> float | None:
         """Return what the kept policy was judged to return, `None` where there is none or nothing says so."""
+        try:
+            return float(self.provenance()["judged"]["result"]["return_mean"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what the kept policy says of itself, nothing where there is none or it does not hold."""
         try:
             said = json.loads(
                 read_capped(self.policy / _POLICY, cap_bytes=_MAX_POLICY_JSON_BYTES, error=RunNotFound, what="policy")
             )
-            return float(said["provenance"]["judged"]["result"]["return_mean"])
+            found = said["provenance"]
         except (RunNotFound, ValueError, KeyError, TypeError, RecursionError):
-            return None
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @contextlib.contextmanager
     def kept_if_begun(self) -> Iterator[None]:
@@ -178,8 +200,8 @@ class RunDirectory:
         for part in (self.journal, self.logs, self.tensorboard):
             shutil.rmtree(part, ignore_errors=True)
         with contextlib.suppress(OSError):
-            for name in (_CONFIG, LEARNER_PUBLIC):
-                (self.path / name).unlink(missing_ok=True)
+            for path in (self.path / _CONFIG, self.path / LEARNER_PUBLIC, self.sessions):
+                path.unlink(missing_ok=True)
             self.path.rmdir()
 
     @property
@@ -190,7 +212,7 @@ class RunDirectory:
 
 def run_name(config: TrainConfig, now: datetime) -> str:
     """Return `<env>-<algorithm>-<utc>-s<seed>`, the environment's id made fit for a file name."""
-    env = re.sub(r"[^A-Za-z0-9._-]+", "_", config.env_id).strip("._-") or "env"
+    env = re.sub(r"[^A-Za-z0-9._-]+", "_", bare_name(config.env_id)).strip("._-") or "env"
     return f"{env[:100]}-{config.algorithm}-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-s{config.seed}"
 
 
@@ -240,7 +262,7 @@ def _runs(root: Path) -> Iterator[RunDirectory]:
 
 def _age(run: RunDirectory) -> tuple[str, int, str]:
     """Sort by the time in the name; runs with a name of the user's by when they were made; then by policy."""
-    found = _NAME.fullmatch(run.path.name)
+    found = RUN_NAME.fullmatch(run.path.name)
     if found:
         begun = found[1]
     else:

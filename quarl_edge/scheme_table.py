@@ -11,8 +11,8 @@ from quarl_device.errors import QuarlError
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import PolicyFile
 from quarl_edge.runs import latest_policy
-from quarl_export.calibration import CalibrationData, play
-from quarl_export.calibration.play import MAX_STEPS
+from quarl_export.calibration import CalibrationData, RangeRule, play
+from quarl_export.calibration.play import DEFAULT_STEPS, MAX_STEPS, MIXED
 from quarl_export.checks.returns import Play
 from quarl_export.importers import ImportOptions, import_policy
 from quarl_export.ir import ImportedPolicy
@@ -34,6 +34,11 @@ SCHEME_COLUMNS: Mapping[str, SchemeOptions] = {
 """Column of the table to what it is made with."""
 
 
+def calibration_used() -> dict[str, Any]:
+    """Return what every source but a run of ours is calibrated with, as JSON values."""
+    return {"steps": DEFAULT_STEPS, "seed": _CALIBRATION_SEED, "turns": list(MIXED), "rule": RangeRule().kind}
+
+
 def play_source(
     source: Mapping[str, str], folder: Path, *, episodes: int, seed: int, progress: Callable[[int], None]
 ) -> dict[str, Any]:
@@ -50,7 +55,7 @@ def play_source(
         JSON values: what the source says, and per scheme the file's size and return, or why there is none.
     """
     policy, path = _imported(source, folder)
-    env = EnvSpec(env_id=source["env"])
+    env = EnvSpec.seen_as(policy.contract.observations, source["env"])
     data = play(policy, env, seed=_CALIBRATION_SEED)
     cells: dict[str, Any] = {}
     for number, (column, options) in enumerate(SCHEME_COLUMNS.items(), start=1):

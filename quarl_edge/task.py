@@ -5,13 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any, cast
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, ObservationSpec
-from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
-from quarl_device.errors import UnsupportedSpace, UsageError
+from quarl_device.environments import (
+    EnvSpec,
+    check_unchanged,
+    first_line,
+    is_one_vector,
+    make_single,
+    missing_part,
+    spaces_to_specs,
+)
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UnsupportedSpace, UsageError
 from quarl_device.wire.block_spec import BlockSpec
 from quarl_device.wire.limits import MAX_POLICY_BYTES
 from quarl_edge.algorithms import ALGORITHMS, names_for
@@ -46,31 +56,66 @@ def look_at(config: TrainConfig) -> Task:
 
     Raises:
         UnknownEnvironment: no such id.
+        MissingExtra: the environment's own dependency is not installed.
+        EnvironmentMisbehaved: it cannot be made, or not be played at random.
         UnsupportedSpace: the algorithm does not take its spaces.
         UsageError: a policy that no push could carry, or a budget in which nothing can be learned.
     """
-    env = make_single(EnvSpec(env_id=config.env_id))
+    env = make_single(EnvSpec(env_id=config.env_id, flat=True), allow_module=True)
     try:
         observations, action = spaces_to_specs(env.observation_space, env.action_space)
         _check_action(config, action)
-        if len(observations) != 1 or len(observations[0].shape) != 1:
-            raise UnsupportedSpace(
-                f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
-                f"{config.algorithm} takes one vector in this version"
-            )
+        _check_observation(config, observations)
         _check_size(config, observations[0], action)
         _check_budget(config, BlockSpec(observations=observations, action=action))
-        env.action_space.seed(config.seed)
-        seen = [env.reset(seed=config.seed)[0]]
-        for _ in range(_GOLDEN_STEPS):
-            observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            seen.append(env.reset()[0] if terminated or truncated else observation)
+        played = _play_at_random(env, config, observations[0], action)
     finally:
         env.close()
-    recorded = np.asarray(seen, np.float32)
-    distinct = np.unique(recorded, axis=0)
+    distinct = np.unique(played, axis=0)
     picked = np.linspace(0, len(distinct) - 1, min(_GOLDEN_COUNT, len(distinct))).astype(int)
     return Task(observation=observations[0], action=action, golden_observations=distinct[picked])
+
+
+def _play_at_random(
+    env: gymnasium.Env[Any, Any], config: TrainConfig, observation: ObservationSpec, action: ActionSpec
+) -> NDArray[np.float32]:
+    """Return observations float32[steps + 1, n] of random play, so that what is wrong shows before a run begins.
+
+    Raises:
+        EnvironmentMisbehaved: it raised, changed its spaces, or gave what is no observation or reward.
+        MissingExtra: a package is missing that it needs once it is played.
+    """
+    name, seen, step = config.env_id, np.empty((_GOLDEN_STEPS + 1, *observation.shape), np.float32), 0
+    env.action_space.seed(config.seed)
+    try:
+        given, reward = env.reset(seed=config.seed)[0], cast(Any, 0.0)
+        check_unchanged(name, env, (observation,), action)
+        for step in range(_GOLDEN_STEPS + 1):
+            if step:
+                given, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+                given = env.reset()[0] if terminated or truncated else given
+            _check_given(name, step, given, reward, observation)
+            seen[step] = given
+    # The environment is anybody's code: whatever it raises is told with the step.
+    except Exception as error:
+        if isinstance(error, QuarlError):
+            raise
+        raise missing_part(name, error) or EnvironmentMisbehaved(
+            f"environment {name!r} failed at step {step} of random play: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    return seen
+
+
+def _check_given(env_id: str, step: int, given: Any, reward: Any, observation: ObservationSpec) -> None:
+    """Refuse an observation of another shape than its space's, and NaN or Inf."""
+    where = f"environment {env_id!r}, step {step} of random play:"
+    array = np.asarray(given)
+    if array.shape != observation.shape:
+        raise EnvironmentMisbehaved(f"{where} the observation has shape {array.shape}, its space {observation.shape}")
+    if not np.isfinite(array).all():
+        raise EnvironmentMisbehaved(f"{where} the observation {np.array2string(array, threshold=8)} is not finite")
+    if not math.isfinite(reward):
+        raise EnvironmentMisbehaved(f"{where} the reward is {reward}")
 
 
 def check_company(config: TrainConfig, broker: str) -> None:
@@ -103,6 +148,19 @@ def _check_action(config: TrainConfig, action: ActionSpec) -> None:
         raise UnsupportedSpace(
             f"{config.env_id} has actions without bounds; {config.algorithm} scales its outputs to them",
             hint="wrap the environment in gymnasium.wrappers.RescaleAction or ClipAction",
+        )
+
+
+def _check_observation(config: TrainConfig, observations: tuple[ObservationSpec, ...]) -> None:
+    if not is_one_vector(observations):
+        raise UnsupportedSpace(
+            f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
+            f"{config.algorithm} takes one vector in this version"
+        )
+    if (dtype := observations[0].dtype) not in ("float32", "float64"):
+        raise UnsupportedSpace(
+            f"{config.env_id} observes a vector of {dtype}; {config.algorithm} takes float32 or float64 as yet",
+            hint="gymnasium.wrappers.DtypeObservation in the registration's additional_wrappers makes float32 of it",
         )
 
 

@@ -63,7 +63,8 @@ examples:
   quarl-device bench --spool /var/lib/quarl-edge --rate 1000 --seconds 60
   quarl-device bench --spool . --observation 84x84x4 --rate 50 --format json
 
-Actions are explored with epsilon 0.05 in a discrete space, with gaussian noise of sigma 0.1 in a box.
+Actions are explored with epsilon 0.05 in a discrete space, with gaussian noise of sigma 0.1 in a box. The split of a
+step is in CPU time: environment, inference, recording (all the rest of the loop), encoding; rates are by the clock.
 With --spool: what the spool of an actor writes to that disk, per step and hour, at --rate steps per second.
 """
 MAX_ENVS = 4096
@@ -268,13 +269,16 @@ def _bench(options: argparse.Namespace) -> int:
         duration_s=options.seconds,
         runtime=find_runtime(options.runtime),
     )
+    split = speed.split
     if options.format == "json":
         write_result(json.dumps(asdict(speed)) + "\n")
     else:
         write_result(
             f"{speed.env} x {speed.envs}: {speed.steps_per_s:,.0f} steps/s "
             f"(bare environment {speed.bare_env_steps_per_s:,.0f}), one policy call {speed.act_us_p50:.1f} µs, "
-            f"{speed.encode_share:.1%} of the time to encode, {speed.exploration}\n{speed.runtime} on {speed.machine}\n"
+            f"{speed.encode_share:.1%} of the time to encode, {speed.exploration}\n"
+            f"a step in µs of CPU: env {split.env_us:.2f}, inference {split.inference_us:.2f}, "
+            f"record {split.record_us:.2f}, encode {split.encode_us:.2f}\n{speed.runtime} on {speed.machine}\n"
         )
     return 0
 

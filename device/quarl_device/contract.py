@@ -16,6 +16,8 @@ from typing import Any, Literal
 from quarl_device.errors import ContractError
 
 CONTRACT_SCHEMA = 1
+# Key of an observation that is an array by itself, not in a dict.
+BARE_KEY = "observation"
 MAX_OBSERVATION_KEYS = 64
 MAX_ELEMENTS = 4_194_304
 

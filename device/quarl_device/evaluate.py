@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from quarl_device.environments import EnvSpec, check_matches, first_line, make_single
-from quarl_device.errors import EnvironmentMisbehaved, UnsupportedSpace, UsageError
+from quarl_device.environments import EnvSpec, check_matches, first_line, make_single, missing_part
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UnsupportedSpace, UsageError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import PolicyFile
 from quarl_device.runtime import PolicyRuntime
@@ -21,6 +22,8 @@ MAX_EPISODE_STEPS = 1_000_000
 MAX_EPISODES = 1_000_000
 # Timing a call costs a tenth of the call, so only one in so many is timed.
 _TIME_EVERY = 8
+Watch = Callable[[int, gymnasium.Env[Any, Any]], None]
+"""Sees the environment as it is played, with the number of its episode; may raise QuarlError alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ def evaluate(
     runtime: PolicyRuntime | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
     allow_module: bool = False,
 ) -> Evaluation:
     """Run greedy episodes one after another in a single environment.
@@ -73,6 +77,7 @@ def evaluate(
         runtime: which runtime; by default the first that works here.
         stop: asked before every step; true ends the evaluation with the episodes completed so far.
         progress: called with the number of completed episodes after each.
+        watch: called with the episode's number and the environment after its reset and after every step.
         allow_module: see `environments.check_registered`.
 
     Raises:
@@ -85,14 +90,16 @@ def evaluate(
     if not 1 <= episodes <= MAX_EPISODES or not 0 <= seed <= 2**31 - 1 - MAX_EPISODES:
         raise UsageError(f"cannot evaluate {episodes} episodes from seed {seed}: expected at least 1, and a seed >= 0")
     contract = policy_file.contract
-    spec = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
+    named = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
+    spec = EnvSpec.seen_as(contract.observations, named.env_id, named.kwargs)
     if not spec.env_id:
         raise UsageError("the policy file names no environment", hint="name one with --env ID")
     policy = Policy.load(policy_file, runtime=runtime)
     world = make_single(spec, allow_module=allow_module)
     try:
         check_matches(world, contract.observations, contract.action, given=spec.env_id, made_for=contract.env_id)
-        played = _play(_Player(world, policy), episodes=episodes, seed=seed, stop=stop, progress=progress)
+        player = _greedy(spec.env_id, world, policy)
+        played = play_episodes(world, player, episodes=episodes, seed=seed, stop=stop, progress=progress, watch=watch)
     finally:
         world.close()
     returns, times = played.returns, played.act_ns
@@ -110,26 +117,69 @@ def evaluate(
     )
 
 
-@dataclass
-class _Played:
-    """What the completed episodes came to, and how long some of the actions took."""
+@dataclass(frozen=True, kw_only=True)
+class Player:
+    """Who acts in an environment.
+
+    Attributes:
+        choose: gives the action for an observation, as the environment's space takes it.
+        begin: called with an episode's seed before it starts.
+        check: called with every observation, a place for messages, and the step; raises `EnvironmentMisbehaved`.
+        title: " of random actions", behind the episode in messages.
+        env_id: of the environment, for messages.
+    """
+
+    choose: Callable[[Any], Any]
+    begin: Callable[[int], None]
+    check: Callable[[Any, str, int], None]
+    title: str = ""
+    env_id: str = ""
+
+
+@dataclass(kw_only=True)
+class Played:
+    """What the completed episodes came to.
+
+    Attributes:
+        returns: undiscounted, an episode each.
+        act_ns: how long some of the actions took, nanoseconds.
+        steps: in all of them.
+    """
 
     returns: list[float] = field(default_factory=list)
     act_ns: list[int] = field(default_factory=list)
     steps: int = 0
 
 
-def _play(
-    player: _Player,
+def play_episodes(
+    world: gymnasium.Env[Any, Any],
+    player: Player,
     *,
     episodes: int,
     seed: int,
-    stop: Callable[[], bool] | None,
-    progress: Callable[[int], None] | None,
-) -> _Played:
-    played = _Played()
+    stop: Callable[[], bool] | None = None,
+    progress: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
+) -> Played:
+    """Play episodes one after another, whoever acts.
+
+    Args:
+        world: a single environment.
+        player: who acts.
+        episodes: how many.
+        seed: episode i starts with `world.reset(seed=seed + i)`.
+        stop: asked before every step; true ends with the episodes completed so far.
+        progress: called with the number of completed episodes after each.
+        watch: called with an episode's number and the environment after its reset and after each step.
+
+    Raises:
+        EnvironmentMisbehaved: NaN, an exception, or an episode without end, naming episode and step.
+    """
+    played = Played()
     for number in range(episodes):
-        result = _episode(player, seed=seed + number, stop=stop, times=played.act_ns, where=f"episode {number}")
+        where = f"episode {number}{player.title}"
+        seen = None if watch is None else functools.partial(watch, number, world)
+        result = _episode(world, player, seed=seed + number, stop=stop, times=played.act_ns, where=where, seen=seen)
         if result is None:
             break
         played.returns.append(result[0])
@@ -139,42 +189,38 @@ def _play(
     return played
 
 
-class _Player:
-    """An environment and a policy whose spaces have been compared, with what lies between their dtypes.
+def _greedy(env_id: str, world: gymnasium.Env[Any, Any], policy: Policy) -> Player:
+    """Return `policy` as a player of `world`, whose spaces have been compared with its contract."""
+    shapes = [(spec.key, spec.shape) for spec in policy.contract.observations]
+    is_dict = isinstance(world.observation_space, gymnasium.spaces.Dict)
+    act = policy.act
+    if is_dict and len(shapes) == 1:
+        act = _of_key(act, shapes[0][0])
 
-    Attributes:
-        world: the environment.
-        policy: begun anew with every episode.
-        act: the greedy action for an observation, as the environment's space takes it.
-    """
+    def check(observation: Any, where: str, step: int) -> None:
+        if is_dict:
+            _check_dict(observation, shapes, where, step)
+        else:
+            _check_array(observation, shapes[0][1], "", where, step)
 
-    def __init__(self, world: gymnasium.Env[Any, Any], policy: Policy) -> None:
-        self.world, self.policy = world, policy
-        self._shapes = [(spec.key, spec.shape) for spec in policy.contract.observations]
-        self._is_dict = isinstance(world.observation_space, gymnasium.spaces.Dict)
-        act = policy.act
-        if self._is_dict and len(self._shapes) == 1:
-            act = _of_key(act, self._shapes[0][0])
-        self.act = _to_space(act, world.action_space)
+    return Player(
+        choose=_to_space(act, world.action_space),
+        begin=lambda _: policy.begin_episode(),
+        check=check,
+        env_id=env_id,
+    )
 
-    def check_observation(self, observation: Any, where: str, step: int) -> None:
-        """Refuse an observation that is not of its space's shape, or not finite.
 
-        Raises:
-            EnvironmentMisbehaved: naming the place.
-        """
-        if not self._is_dict:
-            _check_array(observation, self._shapes[0][1], "", where, step)
-            return
-        for key, shape in self._shapes:
-            try:
-                array = observation[key]
-            except (KeyError, TypeError, IndexError) as error:
-                raise EnvironmentMisbehaved(
-                    f"the observation in {where}, step {step} is no dict with the keys of its space: "
-                    f"{first_line(error)}"
-                ) from error
-            _check_array(array, shape, key, where, step)
+def _check_dict(observation: Any, shapes: Sequence[tuple[str, tuple[int, ...]]], where: str, step: int) -> None:
+    """Refuse an observation whose entries are not of their spaces' shapes, or not finite."""
+    for key, shape in shapes:
+        try:
+            array = observation[key]
+        except (KeyError, TypeError, IndexError) as error:
+            raise EnvironmentMisbehaved(
+                f"the observation in {where}, step {step} is no dict with the keys of its space: {first_line(error)}"
+            ) from error
+        _check_array(array, shape, key, where, step)
 
 
 def _check_array(observation: Any, shape: tuple[int, ...], key: str, where: str, step: int) -> None:
@@ -207,32 +253,43 @@ def _to_space(act: Callable[[Any], Any], space: gymnasium.Space[Any]) -> Callabl
 
 
 def _episode(
-    player: _Player, *, seed: int, stop: Callable[[], bool] | None, times: list[int], where: str
+    world: gymnasium.Env[Any, Any],
+    player: Player,
+    *,
+    seed: int,
+    stop: Callable[[], bool] | None,
+    times: list[int],
+    where: str,
+    seen: Callable[[], None] | None,
 ) -> tuple[float, int] | None:
     """Return (return, steps) of one episode, or `None` if it was stopped."""
-    clock, act, world = time.perf_counter_ns, player.act, player.world
+    clock, choose, check = time.perf_counter_ns, player.choose, player.check
+    player.begin(seed)
     try:
         observation, _ = world.reset(seed=seed)
     except Exception as error:
-        raise _misbehaved(f"reset(seed={seed})", where, 0, error) from error
-    player.policy.begin_episode()
+        raise _misbehaved(player.env_id, f"reset(seed={seed})", where, 0, error) from error
+    if seen is not None:
+        seen()
     total = 0.0
     for step in range(MAX_EPISODE_STEPS):
         if stop is not None and stop():
             return None
-        player.check_observation(observation, where, step)
+        check(observation, where, step)
         before = clock()
-        action = act(observation)
+        action = choose(observation)
         if step % _TIME_EVERY == 0:
             times.append(clock() - before)
         try:
             observation, reward, terminated, truncated, _ = world.step(action)
-            total += float(reward)
+            total, ended = total + float(reward), bool(terminated or truncated)
         except Exception as error:
-            raise _misbehaved("step()", where, step, error) from error
+            raise _misbehaved(player.env_id, "step()", where, step, error) from error
         if not math.isfinite(total):
             raise EnvironmentMisbehaved(f"the environment's reward is {reward} in {where}, step {step} (seed {seed})")
-        if terminated or truncated:
+        if seen is not None:
+            seen()
+        if ended:
             return total, step + 1
     raise EnvironmentMisbehaved(
         f"{where} has not ended after {MAX_EPISODE_STEPS:,} steps (seed {seed})",
@@ -240,7 +297,8 @@ def _episode(
     )
 
 
-def _misbehaved(call: str, where: str, step: int, error: Exception) -> EnvironmentMisbehaved:
-    return EnvironmentMisbehaved(
+def _misbehaved(env_id: str, call: str, where: str, step: int, error: Exception) -> QuarlError:
+    """Return what the environment's code has raised as an error of ours."""
+    return missing_part(env_id, error) or EnvironmentMisbehaved(
         f"the environment raised in {call} in {where}, step {step}: {type(error).__name__}: {first_line(error)}"
     )

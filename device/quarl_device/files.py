@@ -13,6 +13,7 @@ from pathlib import Path
 from quarl_device.errors import ModelError, ModelFileError, QuarlError
 
 _PIPE_TIMEOUT_S = 5.0
+_PIECE_BYTES = 1024 * 1024
 
 
 def read_capped(path: Path, *, cap_bytes: int, error: type[QuarlError], what: str) -> bytes:
@@ -137,3 +138,29 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_at(file: int, data: bytes, offset: int) -> None:
+    """Write all of `data` at an offset of an open file; raises OSError."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def write_again(file: int, begin: int, end: int) -> None:
+    """Write the bytes from `begin` to `end` of an open file over themselves, after an fsync that failed.
+
+    A kernel that could not write pages back may hold them for clean: the next fsync succeeds and means nothing. Written
+    once more they are dirty, and an fsync is about them again. What was lost from the page cache meanwhile stays lost.
+
+    Args:
+        file: open for reading and writing, not for appending: those writes would go to its end.
+        begin: first byte.
+        end: one behind the last byte.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for offset in range(begin, end, _PIECE_BYTES):
+        write_at(file, os.pread(file, min(_PIECE_BYTES, end - offset), offset), offset)

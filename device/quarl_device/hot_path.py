@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_device.contract import BARE_KEY
 from quarl_device.fillers import Filler
 from quarl_device.heads import Decide, first_largest
 from quarl_device.preprocess import InputBinding
@@ -15,8 +16,6 @@ from quarl_device.runtime import Infer, LoadedModel
 
 Act = Callable[[Any], Any]
 Array = NDArray[Any]
-BARE_KEY = "observation"
-"""Key of an observation that is an array by itself, not in a dict."""
 
 
 def copies(binding: InputBinding) -> bool:

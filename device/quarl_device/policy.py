@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import PolicyContract
+from quarl_device.contract import BARE_KEY, PolicyContract
 from quarl_device.drawing import Draw, GaussianHead, draw_index, draw_indices
 from quarl_device.errors import ContractError, SelfTestError, UnsupportedSpace
 from quarl_device.fillers import Filler
@@ -29,7 +29,6 @@ from quarl_device.heads import (
     sample_index,
 )
 from quarl_device.hot_path import (
-    BARE_KEY,
     Act,
     RowByRow,
     compose,

@@ -1,7 +1,8 @@
 """What an int8 file must compute, in numpy: values on the grids of their ranges, weights and biases on theirs.
 
 This is the fake-quantized network with its biases snapped to the int32 grid (bias rounding is the one thing that fake
-quants leave out). Products are summed in float64, so a right file differs only where a kernel rounds otherwise.
+quants leave out). Sums of products are whole numbers, and brought to the steps of a layer's output as LiteRT's kernels
+do it: times one float32 number. So a right dense network is repeated exactly.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from quarl_export.ir.reference import normalize, run_layer
 from quarl_export.kernels import as_rows, layer_scales, write_kernel
 from quarl_export.range_plan import QuantizationOptions, Range, plan_ranges
 
+# Wider outputs have kernels of their own, which multiply in fixed point.
+_KERNEL_BITS = 8
 Float64 = NDArray[np.float64]
 Float32 = NDArray[np.float32]
 
@@ -73,6 +76,7 @@ class Int8Network:
             name: self._sites[site] for name in policy.graph.shapes if (site := self.plan.carrier(name)) is not None
         }
         self.bias_scales: dict[str, Float64] = {}
+        self._kernel_scales: dict[str, Float64] = {}
         self._arrays: dict[str, list[NDArray[Any]]] = {}
         for layer in policy.graph.layers:
             arrays = [policy.weights[name] for name in layer.weight_names()]
@@ -91,7 +95,7 @@ class Int8Network:
         scales = layer_scales(layer, kernel, bias, self._source_scale(layer), options=self._options)
         steps = np.empty(as_rows(layer, kernel).T.shape, np.float64)
         write_kernel(layer, kernel, scales, steps, scratch={})
-        self.bias_scales[layer.name] = scales.bias
+        self.bias_scales[layer.name], self._kernel_scales[layer.name] = scales.bias, scales.kernel
         real = np.ascontiguousarray((steps * scales.kernel[:, None]).T).reshape(kernel.shape)
         return [real] if bias is None else [real, np.rint(bias.astype(np.float64) / scales.bias) * scales.bias]
 
@@ -152,8 +156,24 @@ class Int8Network:
         for layer in self._policy.graph.layers:
             source = exact if layer.name in self.plan.floats else gridded
             result = run_layer(layer, [source[name] for name in layer.inputs], self._arrays[layer.name])
+            if layer.name in self.bias_scales:
+                result = self._requantized(layer, result)
             self._store(layer.name, result, exact, gridded)
         return exact, gridded
+
+    def _requantized(self, layer: Layer, result: NDArray[Any]) -> NDArray[Any]:
+        """Return what a weighted int8 layer gives, in whole steps of its output, not clipped.
+
+        The product of the sum and float32 scales falls on the other side of a half once in a hundred thousand values
+        if it is taken in float64.
+        """
+        grid = self.grids.get(self._policy.graph.fused.get(layer.name, layer.name))
+        if grid is None or grid.bits > _KERNEL_BITS:
+            return result
+        sums = np.rint(result / self.bias_scales[layer.name]).astype(np.float32)
+        kernel = self._kernel_scales[layer.name].astype(np.float32)
+        by = np.float32(self._source_scale(layer)) * kernel / np.float32(grid.scale)
+        return np.rint(sums * by).astype(np.float64) * grid.scale
 
     def _store(
         self, name: str, tensor: NDArray[Any], exact: dict[str, NDArray[Any]], gridded: dict[str, NDArray[Any]]

@@ -105,6 +105,11 @@ def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
             f"--keep-float {unknown[0][:80]!r} is no layer",
             hint=f"layers: {', '.join([*layers][:_SHOWN_LAYERS])}{more}; quarl-edge inspect SOURCE lists them",
         )
+    if options.scheme == "int16x8" and any(layers[name].kind not in FLOAT_ONLY for name in options.keep_float):
+        raise UsageError(
+            "--keep-float means nothing with scheme int16x8: it keeps no layer in float that it can quantize",
+            hint="leave it out, or use --scheme int8",
+        )
     if options.scheme not in ("int8", "int16x8"):
         if options.keep_float:
             raise UsageError(f"--keep-float means nothing with scheme {options.scheme}: it has no integer activations")
@@ -119,9 +124,6 @@ def check_layers(policy: ImportedPolicy, options: SchemeOptions) -> None:
             f"layer {needed[0].name!r} is {needed[0].kind}, which has no {options.scheme} kernel",
             hint=f"keep in float what has none: {words}; or train with relu",
         )
-    kept = sorted(name for name in options.keep_float if layers[name].kind not in FLOAT_ONLY)
-    if options.scheme == "int16x8" and kept:
-        raise UsageError(f"int16x8 cannot keep layer {kept[0]!r} in float", hint="use --scheme int8")
 
 
 def convert(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,8 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared, not b
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENING = "0A"
+
+_IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +60,18 @@ class Address:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def is_listened_at(self) -> bool:
-        """Whether a process of this machine listens at the port.
+        """Whether a process of this machine listens at the port, of this address or of all.
 
         Linux is asked where it says so: a connection that ends without a word makes a TLS broker log an error.
         """
         try:
             tables = [path.read_text() for path in _TABLES if path.exists()]
+            places = _answering(self.host)
         except OSError:
             tables = []
         if tables:
-            return any(_listens(line, self.port) for table in tables for line in table.splitlines()[1:])
+            lines = [line for table in tables for line in table.splitlines()[1:]]
+            return not places.isdisjoint(_listening(line, self.port) for line in lines)
         try:
             with socket.create_connection(self.nearby, timeout=0.5):
                 return True
@@ -90,7 +96,27 @@ class Address:
             raise BrokerStartFailed(f"cannot listen at {self}: {said}", hint="another --listen HOST:PORT") from error
 
 
-def _listens(line: str, port: int) -> bool:
-    """Whether a row of /proc/net/tcp is a socket that listens at `port` (`proc_net_tcp` in the kernel's documents)."""
+def _answering(host: str) -> set[_IP]:
+    """Return the addresses where a listener answers for a host: its own, and all; OSError where nobody knows it."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    own = {ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found}
+    anywhere: set[_IP] = {ipaddress.IPv6Address(0)}  # it may take IPv4 too, and does unless told otherwise
+    if any(address.version == 4 for address in own):
+        anywhere.add(ipaddress.IPv4Address(0))
+    return own | anywhere
+
+
+def _listening(line: str, port: int) -> _IP | None:
+    """Return at which address a row of /proc/net/tcp listens at `port`, None if it does not.
+
+    `proc_net_tcp` in the kernel's documents: an address is 32-bit words in hexadecimal, each as the processor has it.
+    """
     fields = line.split()
-    return len(fields) > 3 and fields[3] == _LISTENING and fields[1].rpartition(":")[2] == f"{port:04X}"
+    if len(fields) < 4 or fields[3] != _LISTENING:
+        return None
+    words, _, number = fields[1].rpartition(":")
+    if number != f"{port:04X}":
+        return None
+    values = [int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8)]
+    address = ipaddress.ip_address(b"".join(values))
+    return getattr(address, "ipv4_mapped", None) or address

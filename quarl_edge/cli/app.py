@@ -10,6 +10,8 @@ import typer
 from quarl_device.errors import QuarlError, UsageError
 from quarl_edge import __version__
 from quarl_edge.cli.bench import bench
+from quarl_edge.cli.bench_calibration import calibration
+from quarl_edge.cli.bench_learn import actors, learn
 from quarl_edge.cli.bench_policy import act, push, schemes
 from quarl_edge.cli.bench_qat import qat
 from quarl_edge.cli.bench_soak import soak
@@ -22,6 +24,8 @@ from quarl_edge.cli.evaluate import evaluate
 from quarl_edge.cli.export import export
 from quarl_edge.cli.inspect import inspect
 from quarl_edge.cli.output import Format, keep_examples, log_for_people, write_error
+from quarl_edge.cli.plot import plot
+from quarl_edge.cli.runs import runs
 from quarl_edge.cli.top import top
 from quarl_edge.cli.train import train
 
@@ -36,12 +40,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, export, evaluate, inspect, compare, top, enroll, revoke):
+for command in (demo, train, export, evaluate, inspect, compare, plot, top, enroll, revoke):
     app.command(help=keep_examples(command))(command)
-for figure in (push, act, schemes, qat, soak, stream):
+for figure in (learn, actors, push, act, schemes, calibration, qat, soak, stream):
     bench.command(help=keep_examples(figure))(figure)
 app.add_typer(bench, name="bench")
 app.add_typer(broker, name="broker")
+app.add_typer(runs, name="runs")
 
 
 def _version(wanted: bool) -> None:

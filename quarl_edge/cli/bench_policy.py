@@ -14,6 +14,7 @@ import typer
 from quarl_device.errors import UsageError
 from quarl_device.files import read_capped
 from quarl_device.wire.limits import MAX_JSON_BYTES
+from quarl_edge import __version__
 from quarl_edge.cli.export_options import Io
 from quarl_edge.cli.output import Format, write_json, write_line
 from quarl_edge.extras import require_learner
@@ -55,7 +56,7 @@ def push(
       quarl-edge bench push --end-to-end --hidden 2048,2048,2048 --actors 8 --format json
     """
     _refuse_model("push", model)
-    sizes = _sizes(hidden)
+    sizes = sizes_of(hidden)
     require_learner("bench")
     if end_to_end:
         _push_end_to_end(sizes, actors=actors, pushes=pushes or 100, broker=broker, output=output)
@@ -131,7 +132,7 @@ def act(
     A policy file of your own: quarl-device bench model.tflite
     """
     _refuse_model("act", model)
-    sizes = _sizes(hidden)
+    sizes = sizes_of(hidden)
     require_learner("bench")
     from quarl_device.runtime import find_runtime
 
@@ -166,7 +167,7 @@ def schemes(
     if not sources:
         raise UsageError(f"{manifest} has no source named {', '.join(only or [])}")
     require_learner("bench")
-    from quarl_edge.scheme_table import SCHEME_COLUMNS, play_source
+    from quarl_edge.scheme_table import SCHEME_COLUMNS, calibration_used, play_source
 
     rows: list[dict[str, Any]] = []
     with EpisodeProgress(len(sources) * len(SCHEME_COLUMNS), what="files") as bar:
@@ -183,7 +184,8 @@ def schemes(
             if output is Format.TEXT:
                 write_line(_line(found))
     if output is Format.JSON:
-        write_json({"episodes": episodes, "seed": seed, "machine": describe_machine(), "rows": rows})
+        made = {"calibration": calibration_used(), "version": __version__, "machine": describe_machine()}
+        write_json({"episodes": episodes, "seed": seed, **made, "rows": rows})
 
 
 def _refuse_model(figure: str, model: str | None) -> None:
@@ -195,7 +197,12 @@ def _refuse_model(figure: str, model: str | None) -> None:
         )
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Return the sizes of `--hidden`.
+
+    Raises:
+        UsageError: no whole numbers with commas between, or one that is out of range.
+    """
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError:

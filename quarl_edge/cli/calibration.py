@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quarl_device.contract import PolicyContract
-from quarl_device.environments import EnvSpec
+from quarl_device.environments import EnvSpec, bare_name
 from quarl_device.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ def named_observations(
 
 def environment(contract: PolicyContract, env_id: str) -> EnvSpec:
     """Return the environment that `--env` names, "" for the contract's own, whose arguments the contract knows."""
-    own = env_id in ("", contract.env_id)
-    return EnvSpec(env_id=env_id or contract.env_id, kwargs=contract.env_kwargs if own else {})
+    name = env_id or contract.env_id
+    own = bare_name(name) == contract.env_id
+    return EnvSpec.seen_as(contract.observations, name, contract.env_kwargs if own else {})
 
 
 def journal_observations(run: Path, contract: PolicyContract) -> CalibrationData | None:

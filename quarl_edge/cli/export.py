@@ -94,8 +94,10 @@ def export(
         load_library()
         report = make_file(wishes, progress)
         extras = make_extras(report, report_into, edge_tpu=edge_tpu)
-    write = write_result_json if output is Format.JSON else write_result_text
-    write(report, str(wishes.place), extras)
+    if output is Format.JSON:
+        write_result_json(report, str(wishes.place), extras)
+    else:
+        write_result_text(report, str(wishes.place), extras, env=wishes.source.env_id)
     failed = [extra.error for extra in extras.values() if extra.error is not None]
     for error in failed:
         write_error(error, Format.TEXT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from quarl_device.environments import names_module
 from quarl_edge.cli.export_extras import Extra
 from quarl_edge.cli.output import error_json, write_json, write_table
 
@@ -38,8 +39,8 @@ def write_result_json(report: ExportReport, place: str, extras: Mapping[str, Ext
     )
 
 
-def write_result_text(report: ExportReport, place: str, extras: Mapping[str, Extra]) -> None:
-    """Write the same as a table, what a reader must not miss first."""
+def write_result_text(report: ExportReport, place: str, extras: Mapping[str, Extra], *, env: str) -> None:
+    """Write the same as a table, what a reader must not miss first; `env` is what `--env` named."""
     error = (
         "" if report.max_lsb_error is None else f", max error {report.max_lsb_error} LSB against the fake-quant network"
     )
@@ -59,7 +60,9 @@ def write_result_text(report: ExportReport, place: str, extras: Mapping[str, Ext
     ]
     rows += [(f"{result.code} {result.name}", told(result)) for result in report.checks]
     rows += [(name.replace("_", " "), extra.text) for name, extra in extras.items()]
-    next_one = f"quarl-edge evaluate {report.model}" + ("" if report.env else " --env ID")
+    # The file does not say which module registers its environment.
+    named = f" --env {env}" if names_module(env) else "" if report.env else " --env ID"
+    next_one = f"quarl-edge evaluate {report.model}{named}"
     write_table(str(report.model), rows, [next_one], below=[f"sha256 {report.sha256}"])
 
 

@@ -15,6 +15,11 @@ from typing import Any
 
 from quarl_device.errors import CheckFailed, QuarlError
 from quarl_device.output import finite
+from quarl_device.wire.strict_json import one_line
+
+_PIPE_WIDTH = 1_000
+MAX_CELL = 160
+"""Characters of a cell that are shown."""
 
 
 class Format(StrEnum):
@@ -100,6 +105,36 @@ def write_table(
         console.print("Next:", style="bold")
         for command in (*_activation(), *following):
             console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def write_grid(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], following: Sequence[str] = ()
+) -> None:
+    """Write a table of many columns, the first one left, the others right, and the commands to try next.
+
+    Its cells are data, never markup: names of runs and values of settings may be anybody's.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # A pipe has no width: nothing is folded that a program or a search would want whole.
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left")
+    for index, name in enumerate(columns):
+        table.add_column(Text(_cell(name)), justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console.print(table)
+    if following:
+        console.print("Next:", style="bold")
+        for command in (*_activation(), *following):
+            console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _cell(text: str) -> str:
+    return one_line(text, max_length=MAX_CELL)
 
 
 def _activation() -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quarl_device.environments import names_module
 from quarl_device.errors import CheckpointError, UsageError
 from quarl_edge.checkpoint import env_steps_of, latest
 from quarl_edge.config import TrainConfig
@@ -41,6 +43,7 @@ def resumed_config(
         RunNotFound, CheckpointError: the run's configuration is damaged, or it has no checkpoint.
     """
     stored = directory.config
+    _check_module(directory.path, stored, env)
     changes: dict[str, Any] = {}
     for said, name, value in _wishes(stored, env, algorithm, preset, asked, settings):
         found = getattr(stored, name)
@@ -57,6 +60,15 @@ def resumed_config(
     _check_goal(directory, config, done=done, usual=stored.steps)
     _check_budget(directory.path, config, done=done, asked="steps" in changes, usual=stored.steps)
     return config
+
+
+def _check_module(path: Path, stored: TrainConfig, env: str) -> None:
+    """Refuse to import a module that only a run's files name: they may come from elsewhere, and importing runs it."""
+    if names_module(stored.env_id) and not env:
+        raise UsageError(
+            f"the run {path} trains in {stored.env_id}: a module that a command line must name to be imported",
+            hint=f"quarl-edge train {shlex.quote(stored.env_id)} --resume --run {shlex.quote(str(path))}",
+        )
 
 
 def steps_done(directory: RunDirectory) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quarl_device.environments import check_registered
+from quarl_device.environments import check_registered, names_module
 from quarl_device.errors import KeyFileError, UsageError
 from quarl_device.link import BrokerURL, read_password
 from quarl_device.link.credentials import Credentials, find_credentials, told_apart
@@ -24,11 +24,13 @@ from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
 from quarl_edge.cli.resume import next_budget, resumed_config
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
+from quarl_edge.cli.sweep import SeedRun, parse_seeds, show_sweep, sweep
 from quarl_edge.config import TrainConfig
 from quarl_edge.configure import make_config
 from quarl_edge.extras import require_learner, require_metrics
 from quarl_edge.flow.lag import LagBound
 from quarl_edge.learner.result import StopReason, TrainResult
+from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.access import Login, local_credentials
 from quarl_edge.progress import make_progress
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
@@ -36,7 +38,7 @@ from quarl_edge.task import EMBEDDED_BROKER, check_company, look_at
 
 
 def train(
-    env: Annotated[str, typer.Argument(help="A registered gymnasium id, such as CartPole-v1.")] = "",
+    env: Annotated[str, typer.Argument(help="A gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0.")] = "",
     algorithm: Annotated[
         str, typer.Option(help=f"{', '.join(ALGORITHMS)}; by default the first that has a preset for the environment.")
     ] = "",
@@ -46,6 +48,7 @@ def train(
         int | None, typer.Option(help="Total of environment steps over all sessions of a run, also with --resume.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    seeds: Annotated[str, typer.Option(help="One run after the other for each: '0-4' or '0,1,2'.")] = "",
     broker: Annotated[str, typer.Option(help="'embedded', or mqtt[s]://[user@]host[:port].")] = "embedded",
     fleet: Annotated[str, typer.Option(help="Fleet that this learner serves. Default: 'default'.")] = "",
     run: Annotated[Path | None, typer.Option(help="Run directory. Default: a new one under runs/.")] = None,
@@ -78,7 +81,9 @@ def train(
     Examples:
       quarl-edge train CartPole-v1
       quarl-edge train Acrobot-v1 --actors 2 --steps 100000 --seed 3
+      quarl-edge train CartPole-v1 --seeds 0-4
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
+      quarl-edge train my_module:MyEnv-v0 --algorithm ppo
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
       quarl-edge train CartPole-v1 --credentials broker/clients/learner --actors 0
       quarl-edge train CartPole-v1 --broker mqtt://localhost --max-policy-lag '30 s' --metrics-port 9464
@@ -92,6 +97,7 @@ def train(
         check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
     asked |= _lag_bound(max_policy_lag)
+    swept = _seeds(seeds, seed=seed, run=run, resume=resume, settings=settings or ())
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
         asked = {"actors": 1, **asked, "lockstep": True}
@@ -108,6 +114,9 @@ def train(
         takeover=takeover,
         metrics=None if metrics_port is None else (metrics_host, metrics_port),
     )
+    if swept:
+        _sweep(config, swept, access, output)
+        return
     words = _words(
         {
             "--broker": "" if broker == EMBEDDED_BROKER else broker,
@@ -201,7 +210,7 @@ def _lag_bound(text: str) -> dict[str, Any]:
 def _fresh(run: Path | None, wishes: _Wishes) -> TrainConfig:
     if not wishes.env:
         raise UsageError("which environment?", hint="quarl-edge train CartPole-v1")
-    check_registered(wishes.env)
+    check_registered(wishes.env, allow_module=True)
     config = make_config(
         wishes.env,
         algorithm=wishes.algorithm,
@@ -247,16 +256,54 @@ def _learner_credentials(folder: Path | None) -> Credentials | None:
     return held
 
 
+def _seeds(text: str, *, seed: int | None, run: Path | None, resume: bool, settings: Sequence[str]) -> tuple[int, ...]:
+    """Return what `--seeds` says, nothing without, and refuse what does not go with it."""
+    if not text:
+        return ()
+    named = any(setting.partition("=")[0].strip() == "seed" for setting in settings)
+    for option, given in (("--seed", seed is not None), ("--set seed", named), ("--run", run), ("--resume", resume)):
+        if given:
+            raise UsageError(
+                f"{option} does not go with --seeds, which makes a new run for each of them",
+                hint="leave one of them out",
+            )
+    return parse_seeds(text)
+
+
+def _sweep(config: TrainConfig, seeds: Sequence[int], access: _Access, output: Format) -> None:
+    with StopSignal() as stop:
+        done = sweep(
+            config,
+            seeds,
+            make=lambda mine: RunDirectory.create(mine, root=DEFAULT_ROOT),
+            train=lambda mine, directory: _train(mine, directory, access, stop, resume=False),
+            stopped=lambda: stop.requested,
+        )
+
+    def summary(run: SeedRun, result: TrainResult) -> dict[str, Any]:
+        return _summary(run.config, run.directory, result, wall_s=run.wall_s)
+
+    show_sweep(done, len(seeds), output, summary)
+
+
 def _run(config: TrainConfig, directory: RunDirectory, access: _Access, *, resume: bool) -> TrainResult:
     with quit_at_interrupt():
-        from quarl_edge.learner.stop import StopSignal
-        from quarl_edge.local.training import run_training
+        import quarl_edge.local.training  # noqa: F401 - seconds, in which an interrupt has nothing to end cleanly
+
+    with StopSignal() as stop:
+        return _train(config, directory, access, stop, resume=resume)
+
+
+def _train(
+    config: TrainConfig, directory: RunDirectory, access: _Access, stop: StopSignal, *, resume: bool
+) -> TrainResult:
+    from quarl_edge.local.training import run_training
 
     progress = make_progress()
     try:
         progress.note(f"run {directory.path}")
         url = BrokerURL.parse(access.broker) if access.login.credentials is not None else None
-        with told_apart(access.login.credentials, url), StopSignal() as stop:
+        with told_apart(access.login.credentials, url):
             return run_training(
                 config,
                 directory,
@@ -323,7 +370,9 @@ def _show(
         # A run that has reached its goal goes on only where it has none.
         beyond = " --set goal_return=none" if result.reason is StopReason.SOLVED else ""
         met = f" {shlex.join(words)}" if words else ""
-        following.append(f"quarl-edge train --resume --run {directory.path} --steps {steps}{beyond}{met}")
+        # A module is imported only where the command line names it.
+        own = f"{config.env_id} " if names_module(config.env_id) else ""
+        following.append(f"quarl-edge train {own}--resume --run {directory.path} --steps {steps}{beyond}{met}")
     rows = _rows(config, result, wall_s=wall_s)
     if not kept:
         rows.append(("run", "removed: it ended before its first checkpoint, with nothing stored"))

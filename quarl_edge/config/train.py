@@ -22,7 +22,7 @@ class TrainConfig:
     """A run's hyperparameters. Steps are environment steps unless the name says otherwise.
 
     Attributes:
-        env_id: registered gymnasium id.
+        env_id: gymnasium id as the user named it: where it begins with a module, that one registers it.
         algorithm: its name; each has a class of configurations of its own.
         seed: of everything random.
         lockstep: one actor and the learner take turns, bit-identical on repeat and resume.

@@ -57,11 +57,13 @@ class Cut:
         journal_position: position after the last accepted block.
         env_steps: environment steps in accepted blocks.
         samples: drawn from replay so far.
+        inserted: transitions (steps, of rounds) that came in so far.
     """
 
     journal_position: int
     env_steps: int
     samples: int
+    inserted: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,7 +345,7 @@ class Ingest:
     def paused(self) -> Iterator[Cut]:
         """Hold the ingest still while a checkpoint is taken, with everything accepted so far on disk.
 
-        Segments that the last two checkpoints do not need are deleted.
+        Blocks wait meanwhile: copy here what they change, and nothing else. When it is saved, say so: `checkpointed`.
 
         Raises:
             JournalError: the disk refuses.
@@ -353,14 +355,23 @@ class Ingest:
         job()
         with self._lock:
             self._journal.sync()  # what came meanwhile
-            if len(self._checkpoints) == _KEPT_CHECKPOINTS:
-                self._journal.trim(self._checkpoints[0] - self.experience.capacity)
             yield Cut(
                 journal_position=self._journal.position,
                 env_steps=self.env_steps,
                 samples=self.experience.samples,
+                inserted=self.experience.inserted,
             )
-            self._checkpoints.append(self.experience.inserted)
+
+    def checkpointed(self, cut: Cut) -> None:
+        """Note that the checkpoint of a cut is saved, and delete the segments that the last two do not need.
+
+        Raises:
+            JournalError: the disk refuses; they go another time.
+        """
+        with self._lock:
+            self._checkpoints.append(cut.inserted)
+            if len(self._checkpoints) == _KEPT_CHECKPOINTS:
+                self._journal.trim(self._checkpoints[0] - self.experience.capacity)
 
     def rebuild(self, *, until: int | None = None) -> Rebuilt:
         """Fill replay, sessions and counters from the journal; call it before the first `offer`.

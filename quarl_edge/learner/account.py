@@ -162,10 +162,25 @@ class SessionAccount:
         if self._gate.health is not None:
             scalars["ranges/bits_lost"] = self._gate.health.bits_lost
             scalars["ranges/clipped_share"] = self._gate.health.clipped_share
+            scalars["ranges/healthy"] = float(self._gate.health.healthy)
+        scalars |= {f"ranges/{name}": value for name, value in self._gate.bounds.items()}
+        scalars |= self._lag_metrics()
         exploration = self._parts.algorithm.exploration(env_steps)
         if exploration.values:
             scalars[f"actors/{exploration.kind}"] = float(np.mean(exploration.values))
         self._parts.metrics.write(env_steps, scalars)
+
+    def _lag_metrics(self) -> dict[str, float]:
+        """Return the largest policy lag of the devices that are online, each measure by itself."""
+        online = self._parts.receiver.actors
+        lags = [lag for device, lag in self._parts.receiver.lag.by_device().items() if device in online]
+        if not lags:
+            return {}
+        return {
+            "lag/versions_max": float(max(lag.versions for lag in lags)),
+            "lag/env_steps_max": float(max(lag.steps for lag in lags)),
+            "lag/seconds_max": max(lag.age_s for lag in lags),
+        }
 
     def _samples_per_insert(self) -> float:
         inserted = self._parts.env_steps() - self._first_env_steps

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quarl_device import __version__
 from quarl_device.contract import ActionSpec, HeadKind, ObservationSpec
+from quarl_device.environments import bare_name
 from quarl_device.link import Backoff, BrokerURL, PahoLink, Will
 from quarl_device.wire.block_spec import extras_of
 from quarl_device.wire.keys import LearnerKey
@@ -99,7 +100,8 @@ class Fleet:
             wire=WIRE_VERSION,
             # Where two learners start in one second, their beats tell them apart.
             beat=secrets.randbelow(2**31),
-            env_id=config.env_id,
+            # A module prefix is this machine's affair: a device imports what its own --env names.
+            env_id=bare_name(config.env_id),
             env_kwargs={},
             algorithm=config.algorithm,
             observations=(observation,),

@@ -25,6 +25,7 @@ class PushGate:
     Attributes:
         health: of the last snapshot that was judged, `None` before the first.
         held_back: pushes that did not go out.
+        bounds: the ranges of the last snapshot that was judged, by site and end, empty before the first.
     """
 
     def __init__(self, experience: Experience) -> None:
@@ -32,6 +33,7 @@ class PushGate:
         self._in_a_row = 0
         self.health: RangeHealth | None = None
         self.held_back = 0
+        self.bounds: dict[str, float] = {}
 
     def passes(self, snapshot: PolicySnapshot, *, updates: int) -> bool:
         """Say whether `snapshot` may go out.
@@ -58,4 +60,13 @@ class PushGate:
         """Measure `snapshot` without holding it back (lockstep, whose turns cannot be left out)."""
         if updates and len(self._experience):
             self.health = range_health(snapshot, self._experience.recent_observations(_OBSERVATIONS))
+            self.bounds = _bounds(snapshot)
         return self.health
+
+
+def _bounds(snapshot: PolicySnapshot) -> dict[str, float]:
+    """Return both ends of every range: of the input, of each hidden layer's output, and of the head."""
+    sites = ["input", *(f"hidden_{index}" for index in range(1, len(snapshot.ranges))), "head"]
+    ranges = [*snapshot.ranges.tolist(), snapshot.head_range.tolist()]
+    ends = zip(sites, ranges, strict=True)
+    return {f"{site}_{end}": value for site, pair in ends for end, value in zip(("low", "high"), pair, strict=True)}

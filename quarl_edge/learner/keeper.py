@@ -15,6 +15,7 @@ from quarl_device.contract import PolicyContract
 from quarl_device.errors import CheckpointError, JournalError, NonFiniteError, QuarlError, RunNotFound
 from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import Checkpoint, latest, save_checkpoint
+from quarl_edge.judgements import JudgementLog
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.local.evaluator import Judged
@@ -32,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Writes a run's `policy/` and `checkpoints/`.
+    """Writes a run's `policy/`, `checkpoints/` and `judgements.jsonl`.
 
     Args:
         run: the run's directory.
@@ -72,15 +73,17 @@ class Keeper:
         self._seed = seed
         self.best = best
         self.resumable = latest(run.checkpoints) is not None
+        self._judgements = JudgementLog(run.judgements)
         self._saved = best
         self._unsaved: tuple[Pushed, Judged] | None = None
         self._complained = False
 
     def consider(self, judged: Judged, pushed: Pushed) -> None:
-        """Keep `pushed` as the run's policy if it was judged better than the best so far.
+        """Note a judgement, and keep `pushed` as the run's policy if it was judged better than the best so far.
 
         A disk that refuses is no reason to stop learning: `sync` tries again, and `finish` insists.
         """
+        self._judgements.append(judged)
         if self.best is not None and judged.result.return_mean <= self.best.result.return_mean:
             return
         self.best = judged
@@ -144,9 +147,12 @@ class Keeper:
 
         Raises:
             CheckpointError: it cannot be written.
-            JournalError: the journal cannot be synced.
+            JournalError: the journal cannot be synced, or (after the checkpoint) trimmed.
             NonFiniteError: what was learned holds NaN or Inf, and nobody could go on from it.
         """
+        # Only this thread changes what was learned, so no block has to wait for its copy.
+        arrays: dict[str, Mapping[str, NDArray[Any]]] = {"algorithm": algorithm.arrays()}
+        _check_finite(arrays["algorithm"])
         # Under the ingest's lock: the position and the counters belong to one moment.
         with self._ingest.paused() as cut:
             state = {
@@ -158,12 +164,11 @@ class Keeper:
                 # Of what is on disk: a better one that could not be written would keep others away from its place.
                 "best": _judged_to_json(self._saved),
             }
-            arrays = {"algorithm": algorithm.arrays()}
             if kept := self._experience.arrays():
-                arrays["experience"] = dict(kept)
-        _check_finite(arrays["algorithm"])
+                arrays["experience"] = kept
         save_checkpoint(self._run.checkpoints, Checkpoint(state=state, arrays=arrays), env_steps=cut.env_steps)
         self.resumable = True
+        self._ingest.checkpointed(cut)
 
 
 def _check_finite(arrays: Mapping[str, NDArray[np.generic]]) -> None:

@@ -31,7 +31,6 @@ _STALL_S = 120.0
 _BLOCKED_S = 3_600.0
 _HEAD_RANGE_OBSERVATIONS = 256
 _MAX_UNJUDGED = 5
-_CHECKPOINT_SHARE = 0.02  # of the time, at most, where they are written by time
 
 
 class TrainingLoop:

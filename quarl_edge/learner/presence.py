@@ -59,7 +59,10 @@ class Presence:
         self._birth = birth
         self._first_beat = birth.beat
         self._next_s = float("inf")
-        self._lock = threading.Lock()
+        # Held while a birth or the goodbye is published too: the link's thread announces after a reconnection, and a
+        # birth that was decided on before the goodbye must not be retained after it. Publishing only hands over.
+        # Reentrant, since a link may deliver on the thread that publishes.
+        self._lock = threading.RLock()
         self._announced = self._left = False
         self._deposed_by: LearnerBirth | None = None
         self._connected_s = time.monotonic()
@@ -76,9 +79,9 @@ class Presence:
             self._birth = dataclasses.replace(self._birth, beat=self._birth.beat + 1)
             birth = self._birth
             self._next_s = time.monotonic() + RENEW_PERIOD_S
-        # The will of the next connection tells whoever watches that there was another one.
-        self._link.set_will(will_of(self._topics, birth))
-        self._link.publish(self._topics.learner, birth.encode(), retain=True)
+            # The will of the next connection tells whoever watches that there was another one.
+            self._link.set_will(will_of(self._topics, birth))
+            self._link.publish(self._topics.learner, birth.encode(), retain=True)
 
     def check(self) -> None:
         """Raise LearnerAlive where another learner has taken the fleet, or uses this one's client id."""
@@ -130,8 +133,8 @@ class Presence:
                 self._left = True
                 return
             self._left = True
-            goodbye = gone_birth(self._birth, left=True)
-        self._link.publish(self._topics.learner, goodbye, retain=True)
+            self._link.publish(self._topics.learner, gone_birth(self._birth, left=True), retain=True)
+        # Not under the lock: what comes meanwhile, the goodbye's own echo too, is handled by who takes it.
         if clear:
             self._link.flush(timeout_s=2.0)
             self._link.publish(self._topics.policy, b"", retain=True)

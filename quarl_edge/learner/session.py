@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from quarl_device.contract import Head, PolicyContract
+from quarl_device.environments import bare_name
 from quarl_device.link import PahoLink
 from quarl_device.wire.block import BlockSpec
 from quarl_device.wire.block_spec import extras_for, extras_of
@@ -114,7 +115,11 @@ class Session:
                 # They take as long to import as the template takes to convert.
                 stack.callback(actors.stop)
                 actors.start()
-            evaluator = Evaluator(episodes=self._config.evaluate_episodes, seed=self._config.evaluate_seed)
+            evaluator = Evaluator(
+                env_id=self._config.env_id,
+                episodes=self._config.evaluate_episodes,
+                seed=self._config.evaluate_seed,
+            )
             stack.callback(evaluator.close)
             normalizer = NormalizerPlan(self._config, self._observation)
             algorithm, template, auditor = self._build(stack, normalizer)
@@ -222,7 +227,7 @@ class Session:
         spec = self._network()
         spread = (0.0,) * spec.head_units if self._head == "gaussian" else ()
         return PolicyContract(
-            env_id=self._config.env_id,
+            env_id=bare_name(self._config.env_id),
             algorithm=self._config.algorithm,
             scheme="int8",
             observations=(self._observation,),

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
+from quarl_device.environments import EnvSpec
 from quarl_device.errors import ModelError, QuarlError
 from quarl_device.evaluate import Evaluation, evaluate
 from quarl_device.policy_file import GoldenVectors, read_policy
@@ -38,11 +39,13 @@ class Evaluator:
     """One evaluation at a time; what arrives meanwhile is skipped, never queued (latest wins).
 
     Args:
+        env_id: what this machine's user trains in, with the module that registers it where it needs one.
         episodes: greedy episodes per evaluation.
         seed: start seeds are seed, seed + 1, ...
     """
 
-    def __init__(self, *, episodes: int, seed: int) -> None:
+    def __init__(self, *, env_id: str, episodes: int, seed: int) -> None:
+        self._env = EnvSpec(env_id=env_id)
         self._episodes = episodes
         self._seed = seed
         self._pool = _new_pool()
@@ -62,7 +65,7 @@ class Evaluator:
         """
         if self._running is not None:
             return False
-        work = functools.partial(_evaluate, policy, golden, self._episodes, self._seed)
+        work = functools.partial(_evaluate, policy, golden, self._env, self._episodes, self._seed)
         try:
             future = self._pool.submit(work)
         except BrokenProcessPool:
@@ -139,5 +142,6 @@ def _warm() -> None:
     find_runtime()
 
 
-def _evaluate(policy: bytes, golden: GoldenVectors, episodes: int, seed: int) -> Evaluation:
-    return evaluate(replace(read_policy(policy), golden=golden), episodes=episodes, seed=seed)
+def _evaluate(policy: bytes, golden: GoldenVectors, env: EnvSpec, episodes: int, seed: int) -> Evaluation:
+    file = replace(read_policy(policy), golden=golden)
+    return evaluate(file, env=env, episodes=episodes, seed=seed, allow_module=True)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
+from quarl_device.environments import names_module
 from quarl_device.errors import QuarlError
 from quarl_device.files import write_atomic
 from quarl_device.link.credentials import CREDENTIALS_VARIABLE
@@ -24,6 +25,7 @@ from quarl_edge.local.access import BrokerAccess, Login, open_broker
 from quarl_edge.local.actors import ActorCommand, ActorProcesses
 from quarl_edge.progress import Progress
 from quarl_edge.runs import LEARNER_PUBLIC, RunDirectory
+from quarl_edge.session_log import noted_session
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ def run_training(
     metrics = TensorBoard(run.tensorboard)
     try:
         with (
+            noted_session(run.sessions) as noted,
             _exporter(metrics_at, progress, _at_start(config, checkpoint)) as observers,
             open_broker(broker, actors=config.actors, login=login or Login(), fleet=fleet, log_dir=run.logs) as access,
         ):
@@ -88,9 +91,12 @@ def run_training(
                 observers=observers,
             )
             if not access.embedded:
-                progress.note(f"actors elsewhere join with: {access.join_hint(fleet)}")
+                own = f" --env {config.env_id}" if names_module(config.env_id) else ""
+                progress.note(f"actors elsewhere join with: {access.join_hint(fleet)}{own}")
             actors = _local_actors(config, run, access, fleet=fleet, key=key)
-            return session.train(actors)
+            result = session.train(actors)
+            noted.ended(result.reason.value, env_steps=result.env_steps, train_s=result.train_s)
+            return result
     finally:
         metrics.close()
 
@@ -141,6 +147,8 @@ def _local_actors(
         arguments = ["--broker", str(url), "--fleet", fleet, "--id", name, "--index", str(index)]
         if name in access.actor_credentials:
             arguments += ["--credentials", str(access.actor_credentials[name])]
+        if names_module(config.env_id):
+            arguments += ["--env", config.env_id]
         arguments += ["--envs", str(config.envs_per_actor), "--learner-key", str(public_key)]
         # They end with the learner, so what they hold is of no use to a later start.
         arguments += ["--spool", "memory", "--max-offline", "0"]

@@ -21,6 +21,8 @@ from quarl_edge.replay.priorities import Priorities
 from quarl_edge.replay.rollouts import Rollout, RolloutStore
 from quarl_edge.replay.transitions import Array, Batch, single_observation
 
+_KEPT_OBSERVATIONS = 1_024
+
 
 class Experience(Protocol):
     """Where accepted blocks go and what updates are made of. One thread may insert while another takes."""
@@ -260,7 +262,7 @@ class RoundExperience:
         self.store = store
         self._ahead_steps = ahead_steps
         self._skipped = 0
-        self._last: Rollout | None = None
+        self._recent: Array | None = None
         self._samples = 0
         self._lock = threading.Lock()
 
@@ -296,7 +298,7 @@ class RoundExperience:
         return 0
 
     def __len__(self) -> int:
-        return 0 if self._last is None else self._last.steps
+        return 0 if self._recent is None else len(self._recent)
 
     def insert(self, device: str, block: Block) -> int:
         """See `Experience.insert`."""
@@ -315,9 +317,11 @@ class RoundExperience:
     def take(self) -> Rollout:
         """See `Experience.take`."""
         with self._lock:
-            self._last = self.store.take()
-        self._samples += self._last.steps
-        return self._last
+            taken = self.store.take()
+        self._samples += taken.steps
+        seen = taken.observation
+        self._recent = seen.reshape(-1, *seen.shape[2:])
+        return taken
 
     def learned(self, taken: Rollout, errors: NDArray[np.float32] | None) -> None:
         """Do nothing: a round is used once."""
@@ -338,10 +342,9 @@ class RoundExperience:
 
     def recent_observations(self, count: int) -> Array:
         """Return observations of the newest whole round."""
-        if self._last is None:
+        if self._recent is None:
             raise ValueError("recent_observations() before the first round")
-        seen = self._last.observation
-        return seen.reshape(-1, *seen.shape[2:])[-count:].copy()
+        return self._recent[-count:].copy()
 
     def seek(self, inserted: int) -> None:
         """See `Experience.seek`."""
@@ -355,12 +358,14 @@ class RoundExperience:
         return {"samples": self.samples}
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return none: a round that was not whole is made again."""
-        return {}
+        """Return the newest observations, which the next push's ranges come from. A round that was open begins anew."""
+        return {} if self._recent is None else {"recent": self._recent[-_KEPT_OBSERVATIONS:]}
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """See `Experience.restore`."""
         self._samples = int(state["samples"])
+        if "recent" in arrays:
+            self._recent = np.asarray(arrays["recent"])
 
 
 def _priorities(config: ReplayConfig) -> Priorities | None:

@@ -7,7 +7,8 @@ last whole record when the journal is opened, counted and reported.
 
 A segment is begun without waiting for the disk, since blocks come in meanwhile: the end of the one before reaches it by
 the next `sync_job`. Only where that has not happened when yet another one is due, `append` waits for the disk, and
-while that refuses nothing more is appended. So only the last two segments can be torn.
+while that refuses nothing more is appended. So only the last two segments can be torn. What a failed sync was about is
+written again by the next one: see `files.write_again`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import fcntl
 import json
 import logging
 import os
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import JournalError
-from quarl_device.files import sync_directory
+from quarl_device.files import sync_directory, write_again
 from quarl_edge.replay.segments import (
     FIXED,
     JOURNAL_SCHEMA,
@@ -84,6 +86,8 @@ class Journal:
         self._size = 0
         self._junk = False  # behind the last whole record
         self._synced_to = 0
+        self._doubtful_to = 0  # an fsync that failed was about what lies between; see `write_again`
+        self._syncing = threading.Lock()
         self._synced_s = clock()
         self.torn_bytes = 0
         self._segments: list[Segment] = []
@@ -159,7 +163,7 @@ class Journal:
     def sync_job(self) -> Callable[[], None]:
         """Return a function that makes every record so far survive a power cut; it may run beside anything else.
 
-        It raises JournalError where the disk refuses, and the records stay due.
+        It raises JournalError where the disk refuses, and the records stay due. Two of them take turns.
         """
         self._synced_s = self._clock()
         position = self.position
@@ -167,6 +171,7 @@ class Journal:
             return lambda: None
         first = self._segments[-1].first
         begun = self._synced_to <= first  # since the last sync: its name may not be on the disk
+        segments = self.segments[-2:] if self._synced_to < first else self.segments[-1:]
         files: list[int] = []
         try:
             if self._synced_to < first:
@@ -178,19 +183,31 @@ class Journal:
             raise self._failure(cause) from cause
 
         def sync() -> None:
-            try:
-                for file in files:
-                    os.fdatasync(file)
-                if begun:
-                    sync_directory(self._directory)
-            except OSError as cause:
-                raise self._failure(cause) from cause
-            finally:
-                for file in files:
-                    os.close(file)
-            self._synced_to = max(self._synced_to, position)
+            with self._syncing:
+                try:
+                    if self._doubtful_to > self._synced_to:
+                        self._write_again(segments)
+                    for file in files:
+                        os.fdatasync(file)
+                    if begun:
+                        sync_directory(self._directory)
+                except OSError as cause:
+                    self._doubtful_to = max(self._doubtful_to, position)
+                    raise self._failure(cause) from cause
+                finally:
+                    for file in files:
+                        os.close(file)
+                self._synced_to = max(self._synced_to, position)
 
         return sync
+
+    def _write_again(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            file = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                write_again(file, max(0, self._synced_to - segment.first), segment.size_bytes)
+            finally:
+                os.close(file)
 
     def sync(self) -> None:
         """Make every record survive a power cut.
@@ -241,6 +258,7 @@ class Journal:
         except OSError as cause:
             raise self._failure(cause) from cause
         self._synced_to = min(self._synced_to, position)
+        self._doubtful_to = min(self._doubtful_to, position)
         return discarded
 
     def trim(self, keep_from_items: int) -> int:

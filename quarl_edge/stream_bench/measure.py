@@ -243,8 +243,9 @@ def _learn(ingest: Witness, senders: _Senders, seconds: float, progress: Callabl
         progress(spent_s / seconds)
         if time.monotonic() >= checkpoint_s:
             checkpoint_s += _CHECKPOINT_S
-            with ingest.paused():
+            with ingest.paused() as cut:
                 pass
+            ingest.checkpointed(cut)
         time.sleep(min(0.1, seconds - spent_s))
 
 

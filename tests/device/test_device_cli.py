@@ -200,8 +200,8 @@ def test_an_interrupt_elsewhere_is_130(monkeypatch):
 
 
 BENCH_KEYS = {
-    "env", "envs", "steps_per_s", "bare_env_steps_per_s", "act_us_p50", "encode_share", "exploration", "runtime",
-    "machine", "sha256"
+    "env", "envs", "steps_per_s", "bare_env_steps_per_s", "act_us_p50", "encode_share", "split", "exploration",
+    "runtime", "machine", "sha256"
 }  # fmt: skip
 
 
@@ -215,8 +215,11 @@ def test_bench_says_what_it_measured(envs, monkeypatch, capsys):
     assert (report["env"], report["envs"], report["exploration"]) == ("CartPole-v1", envs, "epsilon 0.05")
     assert all(report[key] > 0 for key in ("steps_per_s", "bare_env_steps_per_s", "act_us_p50"))
     assert 0 < report["encode_share"] < 1
+    assert set(report["split"]) == {"env_us", "inference_us", "record_us", "encode_us"}
     assert cli.main(["bench", "--envs", str(envs)]) == 0
-    assert "steps/s" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "steps/s" in said
+    assert "a step in µs of CPU: env " in said
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_module_prefix_of_the_devices_own_user(tmp_path, monkeypatch):
         assert make_vector(spec, 2, allow_module=True).num_envs == 2
         with pytest.raises(UnknownEnvironment, match="cannot be imported: ModuleNotFoundError"):
             check_registered("quarl_no_such_module:X-v0", allow_module=True)
-        with pytest.raises(UnknownEnvironment, match="is registered"):
+        with pytest.raises(UnknownEnvironment, match="registers no environment"):
             check_registered("quarl_test_world:Missing-v0", allow_module=True)
     finally:
         gymnasium.registry.pop("QuarlWorld-v0", None)
@@ -180,12 +180,12 @@ def test_constructors_that_fail(kwargs, error, message, make):
         (
             "gymnasium.envs.box2d:LunarLander",
             gymnasium.error.DependencyNotInstalled("Box2D is not installed, you can install it"),
-            "pip install swig && pip install 'gymnasium[box2d]'",
+            "pip install swig && pip install 'quarl-edge-device[box2d]'",
         ),
         (
             "gymnasium.envs.mujoco.ant_v5:AntEnv",
             gymnasium.error.DependencyNotInstalled("MuJoCo is not installed, run pip"),
-            "pip install 'gymnasium[mujoco]'",
+            "pip install 'quarl-edge-device[mujoco]'",
         ),
         (
             "gymnasium.envs.phys2d.cartpole:CartPoleJaxEnv",

@@ -312,3 +312,18 @@ def test_action_spaces_that_no_policy_has(action, message):
 def test_faults_of_dict_observations_name_their_key(fault, message):
     with pytest.raises(EnvironmentMisbehaved, match=message):
         evaluate(read("dict_logits"), episodes=1, seed=0, env=anything("dict", "three", fault))
+
+
+def test_who_watches_sees_every_reset_and_step_and_may_refuse():
+    seen = []
+    result = evaluate(CARTPOLE, episodes=2, seed=5, watch=lambda episode, world: seen.append((episode, world)))
+    assert [sum(episode == number for episode, _ in seen) for number in (0, 1)] == [
+        int(mean) + 1 for mean in result.returns
+    ]  # CartPole rewards every step with 1
+    assert result.returns == evaluate(CARTPOLE, episodes=2, seed=5).returns
+
+    def refuse(episode, world):
+        raise UsageError("nothing to see")
+
+    with pytest.raises(UsageError, match="nothing to see"):
+        evaluate(CARTPOLE, episodes=1, seed=5, watch=refuse)

@@ -8,7 +8,7 @@ import pytest
 
 from quarl_device import files, paths
 from quarl_device.errors import KeyFileError, ModelFileError, StateUnwritable, UsageError
-from quarl_device.files import read_capped, write_atomic
+from quarl_device.files import read_capped, write_again, write_atomic
 
 
 def read(path, cap_bytes=16):
@@ -154,3 +154,21 @@ def test_what_does_not_pass_its_check_takes_nobodys_place(tmp_path):
     assert path.read_bytes() == b"old"
     write_atomic(path, b"new", error=StateUnwritable, what="state", check=lambda _: None)
     assert path.read_bytes() == b"new"
+
+
+def test_what_is_written_again_is_the_same_and_what_lies_behind_it_untouched(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    content = os.urandom(2_500_000)
+    path.write_bytes(content)
+    written, real = [], os.pwrite
+
+    def pwrite(file, data, offset):
+        written.append((offset, offset + len(data)))
+        return real(file, bytes(data)[:400_000], offset)  # a disk may take less at a time
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    file = os.open(path, os.O_RDWR)
+    write_again(file, 10, 2_400_000)
+    os.close(file)
+    assert (min(begin for begin, _ in written), max(end for _, end in written)) == (10, 2_400_000)
+    assert path.read_bytes() == content

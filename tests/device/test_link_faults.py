@@ -103,7 +103,7 @@ def test_a_final_connack_code_is_said_at_once(code, text):
     with Scripted(answering(bytes([0x20, 2, 0, code]))) as server:
         began = time.monotonic()
         with pytest.raises(BrokerRefused, match=text) as caught:
-            link_to(server.port).connect(timeout_s=10)
+            link_to(server.port, password="x").connect(timeout_s=10)
         assert f"127.0.0.1:{server.port}" in str(caught.value)
         assert time.monotonic() - began < 5
         assert server.accepted == 1

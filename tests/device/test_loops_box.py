@@ -15,7 +15,7 @@ from quarl_device.actor.single import SingleLoop
 from quarl_device.actor.stepping import LoopConfig
 from quarl_device.actor.vector import VectorLoop
 from quarl_device.environments import EnvSpec, VectorAdapter, make_single, make_vector, spaces_to_specs
-from quarl_device.errors import EnvironmentMisbehaved, ModelFileError
+from quarl_device.errors import EnvironmentMisbehaved, MissingExtra, ModelFileError
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy_path
 from quarl_device.wire.block import BlockCodec, BlockSpec
@@ -264,6 +264,64 @@ def test_what_an_environment_must_not_give_is_told_with_the_step(envs, at_4, say
     loop = single(arms[0], gaussian(0.1)) if envs == 1 else vector(arms, gaussian(0.1))
     with pytest.raises(EnvironmentMisbehaved, match=rf"{says}.* at step {4 * envs}\b"):
         loop.run_block(8)
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_a_nan_in_the_last_observation_of_an_episode_is_found(envs):
+    arms = [Arm(50), Arm(50), Arm(4, spoil={4: {"observation": NAN}})][-envs:]
+    loop = single(arms[0], gaussian(0.1)) if envs == 1 else vector(arms, gaussian(0.1))
+    with pytest.raises(EnvironmentMisbehaved, match=rf"observation .*nan.* at step {4 * envs}\b"):
+        loop.run_block(8)
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+@pytest.mark.parametrize("space", ["observation_space", "action_space"])
+def test_spaces_that_change_with_a_reset_are_refused(envs, space):
+    arms = [Arm(50) for _ in range(envs)]
+    reset, wider = arms[-1].reset, gymnasium.spaces.Box(-3, 3, (3,), np.float32)
+    if space == "observation_space":
+        wider = gymnasium.spaces.Box(-3, 3, (4,), np.float32)
+
+    def changing(**named):
+        setattr(arms[-1], space, wider)
+        return reset(**named)
+
+    arms[-1].reset = changing
+    loop = single(arms[0], gaussian(0.1)) if envs == 1 else vector(arms, gaussian(0.1))
+    with pytest.raises(EnvironmentMisbehaved, match=r"has changed its spaces with reset\(\): .*expected") as error:
+        loop.run_block(8)
+    assert "policy or learner" not in str(error.value)
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_a_later_reset_to_another_shape_is_told_with_the_step(envs):
+    arms = [Arm(4) for _ in range(envs)]
+    resets = iter([np.zeros(3, np.float32), np.zeros(1, np.float32)])
+    arms[-1].reset = lambda **_: (next(resets), {})
+    loop = single(arms[0], gaussian(0.1)) if envs == 1 else vector(arms, gaussian(0.1))
+    with pytest.raises(EnvironmentMisbehaved, match=r"shape"):
+        loop.run_block(8)
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (gymnasium.error.DependencyNotInstalled("pygame is not installed, run `pip install x`"), "run `pip install x`"),
+        (ModuleNotFoundError("No module named 'cv2'", name="cv2"), "needs the Python module 'cv2'"),
+    ],
+)
+def test_a_package_that_is_missed_as_late_as_in_a_step_is_missing_all_the_same(envs, raised, said):
+    arms = [Arm(50) for _ in range(envs)]
+
+    def draw(_):
+        raise raised
+
+    arms[-1].step = draw
+    loop = single(arms[0], gaussian(0.1)) if envs == 1 else vector(arms, gaussian(0.1))
+    with pytest.raises(MissingExtra, match=said) as error:
+        loop.run_block(8)
+    assert error.value.code == 80
 
 
 def test_a_nan_observation_is_not_blamed_on_the_policy_that_sees_it():

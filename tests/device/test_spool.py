@@ -436,11 +436,11 @@ def test_only_its_owner_reads_it(spool, tmp_path):
 @pytest.fixture
 def full_disk(monkeypatch):
     """Return a switch: while it is set, writes fail half way, as on a disk that has filled up."""
-    state = {"full": False}
+    state = {"full": False, "largest": 1 << 30}
     real = os.pwritev
 
     def pwritev(file, parts, offset):
-        if not state["full"]:
+        if not state["full"] and sum(map(len, parts)) <= state["largest"]:
             return real(file, parts, offset)
         real(file, [b"".join(parts)[:100]], offset)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -499,6 +499,32 @@ def test_what_waits_in_memory_may_be_delivered_dropped_or_left(spool, full_disk)
     one.put(2, b"z")
     one.close()
     assert len(spool(B)) == 0
+
+
+def test_what_waits_in_memory_to_the_end_is_counted_said_and_told_where_a_note_of_it_fits(spool, full_disk, caplog):
+    one = spool(A)
+    fill(one, 2)
+    full_disk["full"] = True
+    one.put(2, payload(A, 2), steps=7)
+    full_disk["full"] = False
+    full_disk["largest"] = 300
+    one.close()
+    assert (one.dropped_blocks, one.dropped_steps) == (1, 7)
+    assert "block 2 (7 steps) is lost; the learner will be told" in caplog.text
+    held = [(place, loss and loss.lost_steps) for place, loss in everything(spool(B))]
+    assert held == [((A, 0), None), ((A, 1), None), ((A, 2), 7)]
+
+
+def test_what_waits_in_memory_to_the_end_of_a_full_disk_is_counted_and_said(spool, full_disk, caplog):
+    one = spool(A)
+    fill(one, 2)
+    full_disk["full"] = True
+    one.put(2, payload(A, 2), steps=7)
+    one.close()
+    assert (one.dropped_blocks, one.dropped_steps) == (1, 7)
+    assert "No space left on device: block 2 (7 steps) is lost; the learner cannot be told" in caplog.text
+    full_disk["full"] = False
+    assert deliver(spool(B)) == [(A, 0), (A, 1)]
 
 
 def refuse(*_):

@@ -1,6 +1,8 @@
 """`quarl-device spool`: what waits is shown as it is, and what is given up is lost and told."""
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -94,6 +96,88 @@ def test_all_are_given_up_with_what_was_set_aside(pi, tmp_path, capsys):
     assert list(pi.glob("*.aside")) == []
     assert sum(path.stat().st_size for path in pi.glob("*.qs")) < 1_000, "the space is given back"
     assert held(pi) == [(A, 11, 48), (B, 2, 12)]
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk without room: files grow by what others were cut by, and what they have can be written again."""
+    room, real = [0], (os.pwritev, os.write, os.ftruncate)
+
+    def grow(file, end):
+        grown = max(0, end - os.fstat(file).st_size)
+        if grown > room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= grown
+
+    def pwritev(file, parts, offset):
+        grow(file, offset + sum(map(len, parts)))
+        return real[0](file, parts, offset)
+
+    def write(file, data):
+        grow(file, os.lseek(file, 0, os.SEEK_CUR) + len(data))
+        return real[1](file, data)
+
+    def ftruncate(file, size):
+        room[0] += max(0, os.fstat(file).st_size - size)
+        real[2](file, size)
+
+    for name, function in (("pwritev", pwritev), ("write", write), ("ftruncate", ftruncate)):
+        monkeypatch.setattr(os, name, function)
+
+
+def failing(monkeypatch, *names, code=errno.EIO):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    for name in names:
+        monkeypatch.setattr(os, name, refuse)
+
+
+def test_a_disk_that_is_full_to_the_last_byte_gets_room_and_every_loss_is_told(pi, tmp_path, capsys, full_disk):
+    status, answer = said(capsys, tmp_path, "discard", "lab.pi", "--all")
+    assert (status, [life["blocks"] for life in answer["discarded"]["lives"]]) == (0, [12, 3])
+    assert sum(path.stat().st_size for path in pi.glob("*.qs")) < 1_000, "the space is given back"
+    assert held(pi) == [(A, 11, 48), (B, 2, 12)]
+
+
+@pytest.mark.parametrize("life", [A, B])
+def test_one_life_of_a_full_disk_is_given_up_and_the_other_is_whole(pi, tmp_path, capsys, full_disk, life):
+    status, _ = said(capsys, tmp_path, "discard", "lab.pi", "--boot", life)
+    whole = {one: [(one, sequence, None) for sequence in range(count)] for one, count in ((A, 12), (B, 3))}
+    lost = {A: [(A, 11, 48)], B: [(B, 2, 12)]}
+    assert status == 0
+    assert held(pi) == [place for one in (A, B) for place in (lost if one == life else whole)[one]]
+
+
+def test_what_was_begun_on_a_full_disk_and_cut_short_is_accounted_for_too(pi, tmp_path, capsys, full_disk, monkeypatch):
+    with monkeypatch.context() as died:
+        failing(died, "ftruncate")
+        status, _ = said(capsys, tmp_path, "discard", "lab.pi", "--all")
+    assert status == 50
+    assert sum(steps if steps is not None else 4 for _, _, steps in held(pi)) == 60
+    assert [life for life, _, _ in held(pi)] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [(("pwritev", "pwrite", "write"), errno.ENOSPC), (("pwritev", "pwrite"), errno.EROFS), (("fdatasync",), errno.EIO)],
+    ids=["a full disk that writes nothing in place", "read-only", "no certainty"],
+)
+def test_a_disk_that_takes_no_note_of_what_is_lost_keeps_the_blocks(pi, tmp_path, capsys, monkeypatch, names, code):
+    before = {path.name: path.read_bytes() for path in pi.glob("*.qs")}
+    with monkeypatch.context() as disk:
+        failing(disk, *names, code=code)
+        status, answer = said(capsys, tmp_path, "discard", "lab.pi", "--all")
+    assert (status, answer["error"]["kind"]) == (50, "StateUnwritable")
+    assert os.strerror(code) in answer["error"]["message"]
+    assert before.items() <= {path.name: path.read_bytes() for path in pi.glob("*.qs")}.items()
+
+
+def test_nothing_given_up_is_delivered_by_the_next_start(pi, tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as disk:
+        failing(disk, "pwritev", "pwrite", code=errno.ENOSPC)
+        assert said(capsys, tmp_path, "discard", "lab.pi", "--all")[0] == 50
+    assert len(held(pi)) == 15
 
 
 def test_what_an_agent_uses_is_shown_and_not_touched(pi, tmp_path, capsys):

@@ -88,6 +88,28 @@ def test_every_shape_of_few_numbers(shape):
     assert filler.buffer.tolist() == to_tensor(binding, observation[None]).tolist()
 
 
+@pytest.mark.parametrize("store", ["int8", "uint8"])
+@pytest.mark.parametrize("normalizer", [{}, {"offset": [1.0] * 4, "factor": [2.0] * 4, "clip": 0.5}])
+def test_nan_is_what_the_rule_makes_of_it_and_so_is_what_lies_beside_it(store, normalizer):
+    """Infinities of both signs add up to NaN as well, and are numbers all the same."""
+    nan, inf = np.nan, np.inf
+    for zero_point in (0, 100):
+        binding = bound(stored=store, zero_point=zero_point, **normalizer)
+        filler = Filler(binding)
+        for row in (
+            [nan] * 4,
+            [nan, 1.0, -1.0, 0.3],
+            [0.2, 0.1, 0.0, nan],
+            [inf, -inf, 0.1, 3.0],
+            [0.1, 0.2, 0.3, 0.4],
+        ):
+            observation = np.float32([row])
+            with np.errstate(invalid="ignore"):
+                wanted = to_tensor(binding, observation)
+            filler.fill(observation[0])
+            assert filler.buffer.tolist() == wanted.tolist()
+
+
 def test_an_integer_behind_the_clip_has_no_edge():
     """±1 of ±128 steps of 0.1: 20 edges from -10 to 10, though 255 are in the type."""
     [stairs] = edges(bound(shape=(1,), scale=0.1, zero_point=0, offset=0.0, factor=1.0, clip=1.0))

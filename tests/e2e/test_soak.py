@@ -6,9 +6,9 @@ from runs_helper import edge, last_json
 from quarl_edge.soak.run import SoakConfig
 from quarl_edge.soak.schedule import KINDS, make_schedule
 
-pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(430)]
 
-SECONDS, SEED = 150, 4
+SECONDS, SEED = 180, 4
 
 
 def test_the_schedule_has_every_kind_of_fault_in_it():
@@ -19,7 +19,7 @@ def test_the_schedule_has_every_kind_of_fault_in_it():
 def test_every_step_is_accounted_for_after_kills_cuts_full_disks_and_lost_packets(tmp_path):
     done = edge(
         "bench", "soak", "--seconds", SECONDS, "--seed", SEED, "--work", "soak", "--format", "json",
-        cwd=tmp_path, timeout=380,
+        cwd=tmp_path, timeout=410,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     report = last_json(done)

@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from policy_factory import dueling, image_policy, mixed, mlp, rows, tanh_actor
@@ -413,6 +413,64 @@ def test_the_clip_is_never_inside_of_what_was_calibrated_nor_outside_of_the_old_
     assert behind.max() == pytest.approx(500.0, rel=1e-4)
 
 
+def clipped_at_ten(scale=1.0, clip=10.0):
+    """A policy whose normaliser of training only scales the last dimension, and clips all."""
+    scales = {"observation": (1.0, 1.0, 1.0, scale)}
+    return mlp(normalizer=Normalizer(where="graph", offset={"observation": (0.0,) * 4}, scale=scales, clip=clip))
+
+
+def with_last(values):
+    """Standard normal rows whose last dimension is `values`."""
+    recorded = np.random.default_rng(0).normal(0.0, 1.0, (500, 4))
+    recorded[:, 3] = values
+    return recorded.astype(np.float32)
+
+
+@given(
+    centre=st.floats(-60.0, 60.0),
+    spread=st.sampled_from([0.0, 1e-5, 0.01, 1.0, 30.0]),
+    clip=st.sampled_from([0.3, 1.0, 5.0, 10.0]),
+)
+@settings(max_examples=40, deadline=None)
+@example(centre=20.0, spread=0.0, clip=10.0)
+@example(centre=-10.0, spread=0.0, clip=10.0)
+@example(centre=9.99, spread=0.0, clip=10.0)
+@example(centre=500.0, spread=20.0, clip=10.0)
+def test_a_dimension_at_or_beyond_the_clip_takes_it_from_no_other(centre, spread, clip):
+    """What the policy computes stays, of what was calibrated with, and a clip stays there for what comes later."""
+    policy = clipped_at_ten(clip=clip)
+    recorded = with_last(centre + np.linspace(-spread, spread, 500))
+    data = CalibrationData.checked(policy.contract, {"observation": recorded}, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    assert changed.contract.normalizer.clip >= 0.999
+    inside = normalize(changed, data.rows)["observation"]
+    assert np.abs(inside).max() <= 1.001
+    far = {"observation": np.repeat(recorded[:1], 2, axis=0)}
+    far["observation"][:, 3] = (1e4, 1e6)
+    assert np.ptp(run_reference(changed, far)["q_values"], axis=0).max() == 0.0
+    wanted = run_reference(policy, data.rows)["q_values"]
+    np.testing.assert_allclose(run_reference(changed, data.rows)["q_values"], wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("clip", [0.0, 10.0])
+def test_a_dimension_in_small_units_moves_as_much_as_its_normaliser_makes_of_it(clip):
+    policy = clipped_at_ten(scale=5e4, clip=clip)
+    recorded = with_last(np.linspace(-4e-5, 4e-5, 500))
+    data = CalibrationData.checked(policy.contract, {"observation": recorded}, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    inside = normalize(changed, data.rows)["observation"]
+    np.testing.assert_allclose([inside[:, 3].min(), inside[:, 3].max()], [-1.0, 1.0], atol=1e-3)
+    assert changed.contract.normalizer.scale["observation"][3] == pytest.approx(2.5e4)
+
+
+def test_a_dimension_in_large_units_that_its_normaliser_brings_to_rest_is_not_blown_up():
+    policy = clipped_at_ten(scale=1e-5, clip=0.0)
+    recorded = with_last(np.linspace(-3.0, 3.0, 500))
+    data = CalibrationData.checked(policy.contract, {"observation": recorded}, source="t")
+    changed = with_input_normalizer(policy, data, MINMAX)
+    assert changed.contract.normalizer.scale["observation"][3] == pytest.approx(1e-5)
+
+
 def test_one_clip_is_of_all_keys_so_that_all_are_brought_to_one_or_none():
     policy = mixed()
     image, flat = (spec.key for spec in policy.contract.observations)
@@ -456,7 +514,7 @@ def test_playing_is_seeded_and_fits_the_contract():
 def test_playing_with_the_policy_differs_from_random():
     policy = mlp(actions=2)
     greedy, random = (
-        play(policy, EnvSpec(env_id="CartPole-v1"), steps=40, actions=who).rows["observation"]
+        play(policy, EnvSpec(env_id="CartPole-v1"), steps=40, turns=[who]).rows["observation"]
         for who in ("policy", "random")
     )
     assert not np.array_equal(greedy, random)
@@ -479,7 +537,7 @@ def test_playing_a_continuous_environment():
             "d/bias": policy.weights["d/bias"][:1],
         },
     )
-    data = play(policy, EnvSpec(env_id="Pendulum-v1"), steps=30, actions="policy")
+    data = play(policy, EnvSpec(env_id="Pendulum-v1"), steps=30, turns=["policy"])
     assert data.rows["observation"].shape == (30, 3)
 
 
@@ -490,6 +548,9 @@ def test_playing_what_does_not_fit_is_refused():
         play(mlp(), EnvSpec(env_id="CartPole-v99"), steps=10)
     with pytest.raises(UsageError, match="steps"):
         play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=1)
+    for turns in ([], ["policy", "best"]):
+        with pytest.raises(UsageError, match="expected some of policy, noisy, random"):
+            play(mlp(actions=2), EnvSpec(env_id="CartPole-v1"), steps=10, turns=turns)
 
 
 def test_greedy_actions_of_discrete_and_box_heads():
@@ -566,7 +627,10 @@ def test_a_device_has_each_frames_own_constants_where_it_puts_the_frame(frame, s
     normalizer = Normalizer(where="graph", offset={"observation": offset}, scale={"observation": scale}, clip=1.5)
     contract = dataclasses.replace(mlp().contract, observations=(spec,), normalizer=normalizer)
     policy = types.SimpleNamespace(
-        contract=contract, graph=types.SimpleNamespace(inputs=(GraphInput(key="observation", shape=shape),))
+        contract=contract,
+        graph=types.SimpleNamespace(
+            inputs=(GraphInput(key="observation", shape=shape),), layers=(), outputs={}, float_layers=lambda kept: kept
+        ),
     )
     device = complete_policy(policy, scheme="int8", io="int8")
     assert (device.normalizer.where, len(device.normalizer.scale["observation"])) == ("device", size)

@@ -123,6 +123,20 @@ def test_a_constant_of_each_step_matters_where_lengths_differ():
     assert verdict(*paid) == "lost"
 
 
+@given(TRIPLES, st.data())
+def test_fewer_random_episodes_make_a_verdict_no_surer_than_the_same_means_of_all(triples, data):
+    theirs, ours, chance = sides(triples)
+    some = chance[: data.draw(st.integers(2, len(chance)))]
+    found = Comparison.of(theirs, ours, some)
+    whole = Comparison.of(theirs, ours, chance)
+    assert (found.loss, found.loss_error) == (whole.loss, whole.loss_error)
+    if len(some) < len(chance):
+        assert found.excess_error == found.loss_error + MAX_LOSS * found.learned_error
+        assert found.excess == found.loss - MAX_LOSS * found.learned
+    else:
+        assert found == whole
+
+
 @given(TRIPLES, st.integers(0, 10_000))
 def test_a_file_that_returns_less_everywhere_is_never_judged_better(triples, less):
     theirs, ours, chance = sides(triples)
@@ -149,10 +163,13 @@ def test_returns_must_be_triples():
 # ------------------------------------------------------------------ playing
 
 
+FIRST_HARD = 100_012
+
+
 class Choice(gymnasium.Env):
     """One point a step for the index of the largest of three numbers, and `gift` at the end of an episode.
 
-    `fault` is what goes wrong.
+    `fault` is what goes wrong; "hard" is an environment where, from `FIRST_HARD` on, only 20 right actions end it.
     """
 
     seeds: tuple = ()
@@ -172,16 +189,23 @@ class Choice(gymnasium.Env):
         super().reset(seed=seed)
         Choice.seeds += (seed,)
         self.left = 20
+        self.hard = self.fault == "hard" and seed >= FIRST_HARD
         return self._draw(), {}
 
     def step(self, action):
         right = int(action) == int(self.now[:3].argmax())
-        self.left -= 1
+        self.left -= right if self.hard else 1
         if self.fault == "step":
             raise RuntimeError("broken")
         reward = math.nan if self.fault == "nan" else self.worth * right
         if self.fault == "nan for others" and not right:
             reward = math.nan
+        if self.fault == "four":
+            return self._draw(), reward, False, {}
+        if self.fault == "word":
+            return self._draw(), "much", False, False, {}
+        if self.fault == "arrays":
+            return self._draw(), reward, np.zeros(2, bool), False, {}
         reward += self.gift if self.left == 0 else 0.0
         return self._draw(), reward, self.left == 0 and self.fault != "endless", False, {}
 
@@ -309,7 +333,49 @@ def test_an_episode_without_end_is_cut_and_undecided(right, right_float, monkeyp
     monkeypatch.setattr(returns_module, "MAX_STEPS_PER_EPISODE", 30)
     found = judge_returns(right, lambda: right_float, play("endless"))
     assert (found.decided, found.result.passed) == (False, True)
-    assert "fewer than 10 episodes ended within 600 steps" in found.result.message
+    assert "fewer than 10 episodes of the float policy ended within 600 steps" in found.result.message
+
+
+def test_an_episode_that_the_file_never_ends_counts_against_it(wrong, right_float, monkeypatch):
+    """In the first twelve starts all is well: those alone would say nothing of the eight in which it is stuck."""
+    monkeypatch.setattr(returns_module, "MAX_STEPS_PER_EPISODE", 100)
+    found = judge_returns(wrong, lambda: right_float, play("hard"))
+    assert (found.result.passed, found.result.detail["verdict"]) == (False, "lost")
+    assert "the file ended 12 of 20 episodes" in found.result.message
+    assert "within 4,000 steps: episode 12 (seed 100012) did not end" in found.result.message
+
+
+def test_a_file_that_ends_no_episode_is_lost_and_not_undecided(wrong, right_float, monkeypatch):
+    monkeypatch.setattr(returns_module, "MAX_STEPS_PER_EPISODE", 100)
+    found = judge_returns(wrong, lambda: right_float, play("hard", seed=200_000))
+    assert (found.result.passed, found.result.detail["verdict"]) == (False, "lost")
+    assert "the file ended 0 of 20 episodes" in found.result.message
+
+
+def test_episodes_a_little_longer_than_those_of_a_float_policy_that_just_ended_are_no_endless_ones(
+    right, right_float, monkeypatch
+):
+    monkeypatch.setattr(returns_module, "MAX_STEPS_PER_EPISODE", 20)
+    played = returns_module.evaluate
+
+    def longer(file, **asked):
+        stop = asked["stop"]
+        twice = (lambda: stop() or stop()) if file is right else stop
+        return played(file, **{**asked, "stop": twice})
+
+    monkeypatch.setattr(returns_module, "evaluate", longer)
+    assert judge_returns(right, lambda: right_float, play()).result.detail["verdict"] == "held"
+
+
+def test_where_random_actions_end_few_episodes_none_of_the_file_is_left_out(right, right_float, monkeypatch):
+    """In the ten starts that random actions end the file keeps all, in the ten after them nothing."""
+    returned = {"the float policy": (10.0,) * 20, "the file": (10.0,) * 10 + (0.0,) * 10}
+    monkeypatch.setattr(returns_module, "_returns", lambda file, play, episodes, who: returned[who])
+    monkeypatch.setattr(returns_module, "_chance", lambda play, episodes: (0.0,) * 10)
+    found = judge_returns(right, lambda: right_float, play())
+    assert (found.result.passed, found.result.detail["verdict"]) == (False, "lost")
+    assert "over 20 (10 of random actions ended) episodes" in found.result.message
+    assert (found.result.detail["episodes"], found.result.detail["random_episodes"]) == (20, 10)
 
 
 def test_fewer_episodes_than_asked_for_are_compared_where_steps_run_out(right, right_float, monkeypatch):
@@ -319,16 +385,30 @@ def test_fewer_episodes_than_asked_for_are_compared_where_steps_run_out(right, r
     assert found.result.detail["episodes"] == 12
 
 
-def test_what_takes_too_long_says_nothing(right, right_float, monkeypatch):
-    monkeypatch.setattr(returns_module, "MAX_S_PER_EPISODE", -1.0)
-    found = judge_returns(right, lambda: right_float, play())
-    assert (found.decided, found.result.detail["verdict"]) == (False, "undecided")
-    assert "20 episodes take more than" in found.result.message
+def test_a_slow_machine_gets_no_other_verdict(right, right_float, monkeypatch):
+    """It is refused at a deadline that only a wait without end meets: 100 s for 20 episodes were "undecided" before."""
+    at = {"now": 0.0}
+
+    def tick():
+        at["now"] += 100.0
+        return at["now"]
+
+    monkeypatch.setattr(returns_module.time, "monotonic", tick)
+    assert judge_returns(right, lambda: right_float, play()).result.detail["verdict"] == "held"
+    monkeypatch.setattr(returns_module, "MAX_S", -1.0)
+    with pytest.raises(UsageError, match="20 episodes to compare returns took more than"):
+        judge_returns(right, lambda: right_float, play())
 
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("step", "raised with random actions: RuntimeError: broken"), ("nan", "return nan in episode 0 (seed 100000)")],
+    [
+        ("step", "raised in step() in episode 0 of random actions, step 0: RuntimeError: broken"),
+        ("nan", "reward is nan in episode 0 of random actions, step 0 (seed 100000)"),
+        ("four", "raised in step() in episode 0 of random actions, step 0: ValueError: not enough values to unpack"),
+        ("word", "raised in step() in episode 0 of random actions, step 0: ValueError: could not convert string"),
+        ("arrays", "raised in step() in episode 0 of random actions, step 0: ValueError: The truth value"),
+    ],
 )
 def test_what_random_actions_meet_is_no_fault_of_the_file(right, right_float, monkeypatch, fault, says):
     monkeypatch.setattr(returns_module, "_returns", lambda file, play, episodes, who: (10.0,) * episodes)
@@ -363,6 +443,22 @@ def test_undecided_says_how_many_episodes_would_tell(right, right_float, monkeyp
     assert (found.decided, found.result.passed) == (False, True)
     assert found.result.message.startswith("undecided: 9 against 10")
     assert "; --episodes " in found.result.message
+    assert found.result.message.endswith(" would tell")
+
+
+def test_undecided_says_where_no_number_of_episodes_would_tell(right, right_float, monkeypatch):
+    """Half a standard error from the limit after 50 episodes, 16 times as many tell; at the limit itself none do."""
+    returned = {"the float policy": (100.0,) * 20, "the file": (90.0, 100.01) * 10}
+    monkeypatch.setattr(returns_module, "_returns", lambda file, play, episodes, who: returned[who])
+    monkeypatch.setattr(returns_module, "_chance", lambda play, episodes: (0.0,) * episodes)
+    found = judge_returns(right, lambda: right_float, play())
+    assert found.result.message.endswith("; no --episodes up to 10,000 would tell")
+
+
+def test_a_float_policy_that_is_not_surely_better_than_random_is_told_in_numbers(right, right_float):
+    found = judge_returns(right, lambda: right_float, play(worth=0.0))
+    assert "no more than random actions by two standard errors in 20 episodes" in found.result.message
+    assert "more --episodes may tell" in found.result.message
 
 
 WHO = ("the float policy", "the file", "random actions")
@@ -409,7 +505,8 @@ def test_without_playing_a_coarse_head_is_refused_and_with_it_returns_decide():
 
 
 def test_where_nothing_is_ever_returned_other_actions_stop_the_file_as_before():
-    with pytest.raises(CheckFailed, match=r"^Q10 actions: .*Q11 regret: "):
+    """And that the returns are undecided is told beside it: more episodes might have let it pass."""
+    with pytest.raises(CheckFailed, match=r"^Q10 actions: .*Q11 regret: .*Q13 returns: undecided: .*more --episodes"):
         build_file(coarse(), ExportOptions(), data=data_of(coarse()), play=play(worth=0.0))
 
 

@@ -185,7 +185,7 @@ def test_an_output_that_a_tanh_reads_too_is_not_cut(tmp_path):
     assert len(saturation_of(both, layers, side.contract)) == len(saturation_of(side.graph, layers, side.contract)) - 1
 
 
-def heavy(policy, count=400):
+def heavy(policy, count=4_000):
     """Observations a few of which are far out."""
     rng = np.random.default_rng(0)
     return {

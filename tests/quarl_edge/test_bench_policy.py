@@ -104,6 +104,10 @@ def test_a_trained_agent_is_played_in_every_scheme(capfd, monkeypatch):
     code, out, err = run(capfd, *words)
     assert code == 0, err
     said = json.loads(out.splitlines()[-1])
+    assert said["calibration"] == {
+        "steps": 16_384, "seed": 1, "turns": ["policy", "noisy", "random"], "rule": "minmax",
+    }  # fmt: skip
+    assert said["version"]
     [row] = said["rows"]
     assert row["algorithm"] == "dqn"
     assert list(row["schemes"]) == list(SCHEME_COLUMNS)

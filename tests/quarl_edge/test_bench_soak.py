@@ -13,7 +13,7 @@ from quarl_edge.soak.run import SoakReport
 
 def report(**changes):
     books = DeviceBooks(
-        device="soak-0", made=100, stored=90, declared_dropped=4, unfinished=6, kills=1, lives=2, blocks=9,
+        device="soak-0", made=100, stored=90, declared_dropped=4, unfinished=6, forgotten=0, kills=1, lives=2, blocks=9,
         duplicates=0, faults=changes.pop("book_faults", ()),
     )  # fmt: skip
     return SoakReport(
@@ -48,7 +48,7 @@ def test_right_books_are_shown_and_nothing_is_left(soaked, capsys, tmp_path, mon
     soaked(report())
     assert run(["bench", "soak", "--seconds", "1"]) == 0
     said = capsys.readouterr().out
-    assert "made 100 = stored 90 + dropped 4 + unfinished 6 (1 kills)" in said
+    assert "made 100 = stored 90 + dropped 4 + forgotten 0 + unfinished 6 (1 kills)" in said
     assert "the books are right" in said
     assert list(tmp_path.iterdir()) == []
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import tomllib
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 
-from quarl_device import environments
+from quarl_device.environments.families import FAMILIES
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import read_policy_path
 from quarl_edge.cli import main
@@ -86,7 +87,12 @@ class Wide(gymnasium.Env):
 gymnasium.register("QuarlWide-v0", Wide)
 
 
-def test_the_command_that_adds_box2d_is_one_and_the_same():
-    """README and error name it; swig is needed first, and a user who meets one of the two gets no further."""
-    readme = (DATA.parents[1] / "README.md").read_text()
-    assert environments._EXTRAS["box2d"] in readme
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.extra], ids=lambda family: family.extra)
+def test_the_command_that_adds_a_family_is_one_and_the_same(family):
+    """README, guide and error name it: a user who meets one of them gets no further than the other."""
+    root = DATA.parents[1]
+    for page in ("README.md", "docs/guides/environments.md"):
+        assert family.command in (root / page).read_text()
+    for project in ("pyproject.toml", "device/pyproject.toml"):
+        extras = tomllib.loads((root / project).read_text())["project"]["optional-dependencies"]
+        assert family.extra in extras

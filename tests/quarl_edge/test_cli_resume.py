@@ -59,6 +59,18 @@ def test_a_contradiction_names_both_values(run, said, message):
         resumed(run, asked=asked, **said)
 
 
+def test_a_module_that_only_the_runs_files_name_is_not_imported(tmp_path):
+    own = make_config("quarl_none:My-v0", settings=["steps=1200"])
+    run = RunDirectory.create(own, path=tmp_path / "r")
+    (run.checkpoints / "ckpt-000000000832").mkdir(parents=True)
+    with pytest.raises(UsageError, match="a module that a command line must name") as caught:
+        resumed(run)
+    assert caught.value.hint == f"quarl-edge train quarl_none:My-v0 --resume --run {tmp_path / 'r'}"
+    assert resumed(run, env="quarl_none:My-v0", asked={"steps": 2000}).env_id == "quarl_none:My-v0"
+    with pytest.raises(UsageError, match="env_id = other:My-v0, but the run"):
+        resumed(run, env="other:My-v0")
+
+
 def test_a_budget_that_is_used_up_says_what_makes_sense(run):
     with pytest.raises(UsageError, match=r"has done 1,216 steps, and --steps 1,000 .*all sessions.*\(--steps 2400\)"):
         resumed(run, asked={"steps": 1000})

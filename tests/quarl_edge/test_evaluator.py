@@ -16,7 +16,7 @@ FILE = read_policy_path(Path(__file__).parent.parent / "data" / "cartpole.tflite
 
 @pytest.fixture(scope="module")
 def evaluator():
-    made = Evaluator(episodes=3, seed=11)
+    made = Evaluator(env_id="CartPole-v1", episodes=3, seed=11)
     yield made
     made.close()
 
@@ -48,7 +48,7 @@ def kill(evaluator):
 
 
 def test_a_judge_that_dies_is_replaced():
-    made = Evaluator(episodes=1, seed=0)
+    made = Evaluator(env_id="CartPole-v1", episodes=1, seed=0)
     try:
         assert made.submit(FILE.data, FILE.golden, version=1, env_steps=0)
         kill(made)
@@ -66,7 +66,7 @@ def test_a_judge_that_dies_is_replaced():
 
 
 def test_one_that_takes_too_long_is_given_up_and_the_next_one_is_judged(evaluator):
-    made = Evaluator(episodes=10_000, seed=0)
+    made = Evaluator(env_id="CartPole-v1", episodes=10_000, seed=0)
     try:
         assert made.submit(FILE.data, FILE.golden, version=1, env_steps=0)
         assert made.poll(timeout_s=0.1) is None

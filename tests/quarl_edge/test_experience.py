@@ -61,6 +61,8 @@ def test_its_state_goes_on_from_a_checkpoint(experience):
     other.rebuilt()
     other.restore(experience.state(), experience.arrays())
     assert other.samples == experience.samples
+    # What the next push's ranges come from.
+    np.testing.assert_array_equal(other.recent_observations(8), experience.recent_observations(8))
     if isinstance(experience, ReplayExperience):
         np.testing.assert_array_equal(other.replay.sample(2, 4).place, experience.replay.sample(2, 4).place)
 

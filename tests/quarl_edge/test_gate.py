@@ -67,3 +67,13 @@ def test_measuring_alone_holds_nothing_back():
     gate = PushGate(Replay())
     assert not gate.judge(unset(), updates=5).healthy
     assert gate.held_back == 0
+
+
+def test_both_ends_of_every_range_are_told():
+    replay = Replay()
+    gate = PushGate(replay)
+    assert gate.bounds == {}
+    snapshot = fitted(replay)
+    gate.passes(snapshot, updates=5)
+    assert list(gate.bounds) == ["input_low", "input_high", "hidden_1_low", "hidden_1_high", "head_low", "head_high"]
+    assert list(gate.bounds.values()) == [*snapshot.ranges.ravel().tolist(), *snapshot.head_range.tolist()]

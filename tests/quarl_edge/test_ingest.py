@@ -674,6 +674,7 @@ def test_old_segments_go_and_the_ring_still_lies_as_it_did(tmp_path):
         if sequence % 50 == 49:
             with ingest.paused() as cut:
                 state = ingest.replay.random_state()
+            ingest.checkpointed(cut)
             wanted = ring(ingest)
     segments = len(list(tmp_path.glob("*.qj")))
     assert segments < 40
@@ -702,12 +703,33 @@ def test_the_checkpoint_before_the_last_can_still_be_resumed(tmp_path):
                 cuts.append((cut, ingest.replay.random_state()))
                 if sequence == 359:
                     previous = ring(ingest)
+            ingest.checkpointed(cut)
     ingest.close()
+    assert next(iterate(tmp_path)).position > 0
     cut, state = cuts[-2]
     again = open_ingest(tmp_path, replay_capacity=100)
     again.rebuild(until=cut.journal_position)
     again.replay.set_random_state(state)
     assert ring(again) == previous
+    again.close()
+
+
+def test_a_checkpoint_that_could_not_be_saved_costs_no_segment(tmp_path):
+    """What is on disk is the one before it, however often the disk refuses since."""
+    ingest = open_ingest(tmp_path, replay_capacity=100)
+    world = offer_all(ingest, "pi", 40)
+    with ingest.paused() as saved:
+        state, wanted = ingest.replay.random_state(), ring(ingest)
+    ingest.checkpointed(saved)
+    for start in range(40, 400, 40):
+        offer_all(ingest, "pi", 40, start=start, world=world)
+        with ingest.paused():
+            pass
+    ingest.close()
+    again = open_ingest(tmp_path, replay_capacity=100)
+    again.rebuild(until=saved.journal_position)
+    again.replay.set_random_state(state)
+    assert ring(again) == wanted
     again.close()
 
 

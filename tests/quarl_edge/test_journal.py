@@ -6,6 +6,7 @@ import os
 import signal
 import struct
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -383,6 +384,95 @@ def test_a_failed_fsync_is_no_failed_append_and_is_tried_again(tmp_path, monkeyp
     journal.sync()
     assert not journal.sync_is_due()
     assert len(content(journal)) == 2
+    journal.close()
+
+
+def test_after_a_sync_that_failed_what_it_was_about_is_written_again_and_nothing_else(tmp_path, monkeypatch):
+    """The kernel may hold for clean what it could not write: only what is written again is certain."""
+    journal = Journal(tmp_path, segment_bytes=SMALL, fsync_interval_s=1e9)
+    fill(journal, 2)
+    journal.sync()
+    certain = journal.position
+    fill(journal, 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fdatasync", broken_disk)
+        for _ in range(2):
+            with pytest.raises(JournalError):
+                journal.sync()
+    fill(journal, 1)
+    first, second = journal.segments
+    written: list[tuple[str, int, int]] = []
+    order: list[str] = []
+    real, real_sync = os.pwrite, os.fdatasync
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        written.append((Path(f"/proc/self/fd/{file}").readlink().name, offset, len(data)))
+        order.append("write")
+        return real(file, data, offset)
+
+    def fdatasync(file: int) -> None:
+        order.append("sync")
+        real_sync(file)
+
+    before = [path.read_bytes() for path in files(tmp_path)]
+    monkeypatch.setattr(module.os, "pwrite", pwrite)
+    monkeypatch.setattr(module.os, "fdatasync", fdatasync)
+    journal.sync()
+    assert written == [
+        (first.path.name, certain, first.size_bytes - certain),
+        (second.path.name, 0, second.size_bytes),
+    ]
+    assert order == ["write", "write", "sync", "sync"]
+    assert [path.read_bytes() for path in files(tmp_path)] == before
+    fill(journal, 1)
+    journal.sync()
+    assert len(written) == 2, "what a good sync was about is certain"
+    assert len(content(journal)) == 16
+    journal.close()
+
+
+def test_a_sync_that_succeeds_beside_one_that_fails_vouches_for_its_own_records_alone(tmp_path, monkeypatch):
+    """Two jobs share a file's descriptor, and a kernel tells an error once: the second must not believe it."""
+    journal = Journal(tmp_path, fsync_interval_s=1e9)
+    fill(journal, 1)
+    earlier, short = journal.sync_job(), journal.segments[-1].size_bytes
+    fill(journal, 1)
+    later, whole = journal.sync_job(), journal.segments[-1].size_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fdatasync", broken_disk)
+        with pytest.raises(JournalError):
+            later()
+    written: list[int] = []
+    real = os.pwrite
+    monkeypatch.setattr(
+        module.os, "pwrite", lambda file, data, offset: written.append(offset + len(data)) or real(file, data, offset)
+    )
+    earlier()
+    journal.sync()
+    assert written == [short, whole]
+    journal.close()
+
+
+def test_two_syncs_take_turns(tmp_path, monkeypatch):
+    """The second one has to know whether the first one failed."""
+    journal = Journal(tmp_path, fsync_interval_s=1e9)
+    fill(journal, 1)
+    jobs = [journal.sync_job(), journal.sync_job()]
+    inside, most = [], []
+
+    def fdatasync(_file: int) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+
+    monkeypatch.setattr(module.os, "fdatasync", fdatasync)
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert most == [1, 1]
     journal.close()
 
 

@@ -11,6 +11,7 @@ from learner_factory import CONTRACT, batch, policy
 from quarl_device.errors import CheckpointError, JournalError, NonFiniteError
 from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import load_latest
+from quarl_edge.judgements import read_judgements
 from quarl_edge.learner import keeper as module
 from quarl_edge.learner.keeper import Keeper, better, kept_judgement
 from quarl_edge.learner.parts import Progression
@@ -22,6 +23,10 @@ class Ingest:
     """A journal that may refuse."""
 
     fault = None
+    is_paused = False
+
+    def __init__(self):
+        self.saved = []
 
     def sync(self):
         if self.fault is not None:
@@ -29,7 +34,12 @@ class Ingest:
 
     @contextlib.contextmanager
     def paused(self):
-        yield SimpleNamespace(journal_position=0, env_steps=7, samples=3)
+        self.is_paused = True
+        yield SimpleNamespace(journal_position=0, env_steps=7, samples=3, inserted=7)
+        self.is_paused = False
+
+    def checkpointed(self, cut):
+        self.saved.append(cut.inserted)
 
 
 @pytest.fixture
@@ -143,3 +153,41 @@ def test_weights_that_are_not_finite_are_in_no_checkpoint(made, tmp_path):
     with pytest.raises(NonFiniteError, match="online/000"):
         keeper.checkpoint(SimpleNamespace(arrays=lambda: weights), Progression())
     assert sorted((tmp_path / "checkpoints").iterdir()) == kept
+
+
+def test_every_judgement_is_noted_whether_it_is_the_best_or_not(made, tmp_path):
+    keeper, pushed = made
+    for version, mean in enumerate((3.0, 9.0, 5.0), 1):
+        keeper.consider(judged(mean, version), pushed(version))
+    found = read_judgements(tmp_path / "judgements.jsonl").points
+    assert [(point.env_steps, point.return_mean) for point in found] == [(1, 3.0), (2, 9.0), (3, 5.0)]
+    assert version_on_disk(tmp_path) == 2
+
+
+def test_a_checkpoint_counts_for_the_journal_once_it_is_saved(made, tmp_path, monkeypatch):
+    keeper, _ = made
+    algorithm, real = SimpleNamespace(arrays=dict), module.save_checkpoint
+
+    def refuse(*_, **__):
+        raise CheckpointError("checkpoint cannot be written: No space left on device")
+
+    monkeypatch.setattr(module, "save_checkpoint", refuse)
+    for _ in range(2):
+        with pytest.raises(CheckpointError):
+            keeper.checkpoint(algorithm, Progression())
+    assert (keeper._ingest.saved, keeper.resumable) == ([], False)
+    monkeypatch.setattr(module, "save_checkpoint", real)
+    keeper.checkpoint(algorithm, Progression())
+    assert (keeper._ingest.saved, keeper.resumable) == ([7], True)
+
+
+def test_no_block_waits_while_the_networks_are_copied(made):
+    keeper, _ = made
+    copied_while_paused = []
+
+    def arrays():
+        copied_while_paused.append(keeper._ingest.is_paused)
+        return {"w": np.zeros(2)}
+
+    keeper.checkpoint(SimpleNamespace(arrays=arrays), Progression())
+    assert copied_while_paused == [False]

@@ -526,6 +526,90 @@ def test_w8_of_two_learners_that_throw_each_other_off_the_newcomer_ends_first(mo
         assert "enroll" in error.hint
 
 
+class SlowLink:
+    """A link whose first publish after `hold` waits inside until it may go on; keeps the order of what went out."""
+
+    def __init__(self, link):
+        self._link, self.said = link, []
+        self._held = self.inside = self.go = None
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)
+
+    def hold(self):
+        self._held, self.inside, self.go = True, threading.Event(), threading.Event()
+
+    def publish(self, topic, payload, **words):
+        if self._held:
+            self._held = False
+            self.inside.set()
+            assert self.go.wait(10)
+        if topic == TOPICS.learner and payload:
+            self.said.append(LearnerBirth.decode(payload).status)
+        return self._link.publish(topic, payload, **words)
+
+
+def running(work):
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_no_birth_that_a_reconnection_brings_is_retained_after_the_goodbye(broker):
+    link = SlowLink(connected(broker))
+    presence = Presence(link, TOPICS, birth())
+    presence.announce()
+    link.hold()
+    reconnecting = running(presence._again)
+    assert link.inside.wait(10), "the link's thread is about to hand its birth over"
+    leaving = running(lambda: presence.leave(clear=False))
+    leaving.join(0.2)
+    link.go.set()
+    for thread in (reconnecting, leaving):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert link.said == ["online", "online", "gone"]
+    assert LearnerBirth.decode(broker.retained[TOPICS.learner]).left
+
+
+def test_w8_a_learner_that_knows_of_a_later_one_hands_no_birth_over(broker):
+    """What it was handing over when it heard is out before it knows: the later one answers that with a renewal."""
+    link = SlowLink(connected(broker))
+    presence = Presence(link, TOPICS, birth())
+    presence.announce()
+    link.hold()
+    announcing = running(presence.announce)
+    assert link.inside.wait(10)
+    later = Message(topic=TOPICS.learner, payload=birth(epoch=500).encode(), retain=False)
+    hearing = running(lambda: presence._on_birth(later))
+    hearing.join(0.2)
+    said_when_deposed = None if presence._deposed_by is None else len(link.said)
+    link.go.set()
+    for thread in (announcing, hearing):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert presence._deposed_by is not None
+    assert said_when_deposed in (None, len(link.said)), "a birth went out after another one was known"
+
+
+def test_the_goodbye_is_waited_for_without_the_lock_that_its_echo_needs(broker):
+    link = connected(broker)
+    presence = Presence(link, TOPICS, birth())
+    presence.announce()
+    echoes = []
+
+    def flush(*, timeout_s):
+        echo = Message(topic=TOPICS.learner, payload=broker.retained[TOPICS.learner], retain=False)
+        hearing = running(lambda: presence._on_birth(echo))
+        hearing.join(5)
+        echoes.append(not hearing.is_alive())
+        return True
+
+    link.flush = flush
+    presence.leave(clear=False)
+    assert echoes == [True]
+
+
 def test_w8_a_flapping_link_alone_ends_no_run(broker):
     """Weeks over bad Wi-Fi: a connection that is cut short is no evidence of another learner."""
     own_id, shared_id = Two(broker), Two(FakeBroker(), shared_id=True)

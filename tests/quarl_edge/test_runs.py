@@ -24,6 +24,7 @@ def with_policy(run: RunDirectory) -> RunDirectory:
     ("env_id", "name"),
     [
         ("CartPole-v1", "CartPole-v1-dqn-20260102T123005Z-s3"),
+        ("my.module:CartPole-v1", "CartPole-v1-dqn-20260102T123005Z-s3"),
         ("ALE/Pong-v5", "ALE_Pong-v5-dqn-20260102T123005Z-s3"),
         ("../../etc", "etc-dqn-20260102T123005Z-s3"),
         ("..", "env-dqn-20260102T123005Z-s3"),
@@ -142,6 +143,7 @@ def test_a_start_that_fails_leaves_no_run(tmp_path):
     run.logs.mkdir()
     (run.logs / "broker.log").touch()
     (run.path / "learner.pub").write_text("key")
+    run.sessions.write_text("{}\n")
     fail(run)
     assert list((tmp_path / "runs").iterdir()) == []
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import gymnasium
+import numpy as np
 import pytest
 
-from quarl_device.errors import UnsupportedSpace, UsageError
+from quarl_device.errors import EnvironmentMisbehaved, MissingExtra, UnsupportedSpace, UsageError
 from quarl_edge.configure import make_config, preset_names
 from quarl_edge.task import look_at
 
@@ -73,3 +75,106 @@ def test_a_unit_over_the_whole_budget_is_refused(settings, message):
 @pytest.mark.parametrize("name", [name for name in preset_names() if name not in ("default", "LunarLander-v3")])
 def test_every_preset_fits_its_environment(name):
     look_at(make_config(name))
+
+
+# Environments of a user's own
+
+
+class Faulty(gymnasium.Env):
+    """Misbehaves in one way, at one step of all that it makes."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    dtype = np.float32
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Box(-9, 9, (3,), self.dtype)
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        if HOW["fault"] == "spaces":
+            self.observation_space = gymnasium.spaces.Box(-9.0, 9.0, (4,), np.float32)
+        if HOW["fault"] == "reset":
+            raise OSError("no display")
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        observation, reward = np.full(3, self.count % 7, np.float32), 1.0
+        if self.count == 5:
+            if HOW["fault"] == "step":
+                raise ZeroDivisionError("division by zero")
+            if HOW["fault"] == "draws":
+                raise gymnasium.error.DependencyNotInstalled("pygame is not installed, run `pip install pygame`")
+            if HOW["fault"] == "reward":
+                reward = float("nan")
+            if HOW["fault"] == "text":
+                reward = "much"
+            if HOW["fault"] == "observation":
+                observation[1] = np.inf
+            if HOW["fault"] == "shape":
+                observation = np.zeros(2, np.float32)
+        return observation, reward, self.count % 7 == 0, False, {}
+
+
+HOW = {"fault": ""}
+gymnasium.register("QuarlFaulty-v0", entry_point=Faulty)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (
+            "spaces",
+            EnvironmentMisbehaved,
+            r"changed its spaces with reset\(\): .*float32\[4\]",
+        ),
+        ("reset", EnvironmentMisbehaved, "failed at step 0 of random play: OSError: no display"),
+        ("step", EnvironmentMisbehaved, "failed at step 5 of random play: ZeroDivisionError"),
+        ("draws", MissingExtra, "needs a package: pygame is not installed, run `pip install pygame`"),
+        ("reward", EnvironmentMisbehaved, "step 5 of random play: the reward is nan"),
+        ("text", EnvironmentMisbehaved, "failed at step 5 of random play: TypeError"),
+        ("observation", EnvironmentMisbehaved, r"step 5 of random play: the observation .*inf.* is not finite"),
+        ("shape", EnvironmentMisbehaved, r"step 5 of random play: the observation has shape \(2,\), its space \(3,\)"),
+    ],
+)
+def test_an_environment_that_misbehaves_is_told_before_a_run_begins(monkeypatch, fault, error, message):
+    monkeypatch.setitem(HOW, "fault", fault)
+    with pytest.raises(error, match=message) as caught:
+        look_at(make_config("QuarlFaulty-v0"))
+    assert "\n" not in str(caught.value)
+    assert "'QuarlFaulty-v0'" in str(caught.value)
+
+
+def test_the_same_environment_without_a_fault_is_taken():
+    assert look_at(make_config("QuarlFaulty-v0")).golden_observations.shape == (7, 3)
+
+
+def test_an_environment_of_a_module_that_the_user_named():
+    task = look_at(make_config("quarl_device.testing.identity:IdentityBox-v0", algorithm="ddpg"))
+    assert (task.observation.shape, task.action.shape) == ((2,), (2,))
+
+
+def test_a_dict_is_one_vector_to_the_learner():
+    task = look_at(make_config("quarl_device.testing.identity:IdentityDict-v0"))
+    assert (task.observation.key, task.observation.shape) == ("observation", (5,))
+    assert task.golden_observations.shape == (8, 5)
+    # gymnasium sorts the keys of a Dict: what is left of the episode, then which action is right.
+    assert set(np.unique(task.golden_observations[:, 1:])) == {0.0, 1.0}
+    assert len(np.unique(task.golden_observations[:, 0])) > 2
+
+
+def test_integers_are_refused_with_what_makes_floats_of_them(monkeypatch):
+    monkeypatch.setattr(Faulty, "dtype", np.int64)
+    with pytest.raises(UnsupportedSpace, match="observes a vector of int64; dqn takes float32 or float64") as caught:
+        look_at(make_config("QuarlFaulty-v0"))
+    assert "DtypeObservation" in caught.value.hint
+
+
+def test_images_are_refused():
+    with pytest.raises(UnsupportedSpace, match=r"observes \[\('observation', \(36, 36, 1\)\)\]; dqn takes one vector"):
+        look_at(make_config("QuarlCatch-v0"))
+
+
+def test_presets_and_names_of_runs_go_by_the_name_without_its_module():
+    own = make_config("gymnasium.envs:CartPole-v1")
+    assert own.replace(env_id="CartPole-v1") == make_config("CartPole-v1")

@@ -662,3 +662,20 @@ def test_a_run_whose_pushes_are_converted_says_so(reason):
     assert {row["pushes/converted"] for _, row in setting.metrics.rows if "pushes/converted" in row} == {
         float(bool(reason))
     }
+
+
+def test_the_largest_lag_of_the_devices_online_goes_to_tensorboard():
+    setting = Setting()
+    lag = setting.world.lag = PolicyLag(epoch=7)
+    setting.world.actors = dict.fromkeys(("near", "far"), SimpleNamespace(telemetry=None))
+    for version in (1, 2, 3, 4):
+        lag.published(version, 100 * version)
+    for device, version in (("near", 4), ("far", 2), ("gone", 1)):
+        lag.acted(device, version)
+    setting.loop._account.show()
+    _, scalars = setting.metrics.rows[-1]
+    assert (scalars["lag/versions_max"], scalars["lag/env_steps_max"]) == (2.0, 200.0)
+    assert scalars["lag/seconds_max"] > 0
+    setting.world.actors = {}
+    setting.loop._account.show()
+    assert not [name for name in setting.metrics.rows[-1][1] if name.startswith("lag/")]

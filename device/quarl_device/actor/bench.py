@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from quarl_device.actor.acting import ActingPolicy, Mailbox
 from quarl_device.actor.single import SingleLoop
+from quarl_device.actor.split import CallClock, StepSplit, TimedEnv, clock_cost, median_split, split_of, time_policy
 from quarl_device.actor.stepping import Loop, LoopConfig
 from quarl_device.actor.vector import VectorLoop
 from quarl_device.environments import EnvSpec, VectorAdapter, check_matches, make_single, make_vector
@@ -35,7 +37,7 @@ _BOOT_ID = "0" * 16
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSpeed:
-    """What was measured; rates are the median of rounds that alternate with the bare environment's.
+    """What was measured; rates are the median of rounds that alternate with the bare environment's and timed ones.
 
     Attributes:
         env: id of the environment.
@@ -46,6 +48,7 @@ class ActorSpeed:
         act_us_p50: median time of one policy call, in µs, for all environments.
         exploration: how actions were explored, such as "epsilon 0.05".
         encode_share: of the loop's time that encoding blocks took, 0..1.
+        split: of the time of a step by part, in rounds of their own with clocks, whose cost is taken out again.
         runtime: that the policy ran in.
         machine: processor architecture, number of CPUs, Python.
         sha256: of the policy file.
@@ -57,6 +60,7 @@ class ActorSpeed:
     bare_env_steps_per_s: float
     act_us_p50: float
     encode_share: float
+    split: StepSplit
     exploration: str
     runtime: str
     machine: str
@@ -85,12 +89,12 @@ def actor_speed(
     if not 1 <= num_envs <= MAX_ENVS or not 0.01 <= duration_s <= 600:
         raise UsageError(f"cannot measure {num_envs} environments for {duration_s} s: at most {MAX_ENVS}, 0.01..600 s")
     file = file or read_policy_path(BUILT_IN_POLICY)
-    policy = Policy.load(file, runtime=runtime, batch_size=num_envs)
+    policy, timed_policy = (Policy.load(file, runtime=runtime, batch_size=num_envs) for _ in range(2))
     loop, codec = bench_loop(file, num_envs)
-    exploration = bench_exploration(file)
-    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, exploration=exploration))
+    timed = _TimedLoop(file, timed_policy, num_envs)
+    exploration = _post(loop, file, policy)
     bare = _make_bare(file, num_envs)
-    round_s = duration_s / (2 * _ROUNDS)
+    round_s = duration_s / (3 * _ROUNDS)
     try:
         rates, bare_rates, encoding_s, looping_s = [], [], 0.0, 0.0
         # The first block and the first steps meet cold caches.
@@ -100,8 +104,10 @@ def actor_speed(
             steps, spent_s, encoded_s = _run_loop(loop, codec, round_s)
             rates.append(steps / spent_s)
             encoding_s, looping_s = encoding_s + encoded_s, looping_s + spent_s
+            timed.run(round_s)
     finally:
-        loop.close()
+        for opened in (loop, timed, bare):
+            opened.close()
     return ActorSpeed(
         env=file.contract.env_id,
         envs=num_envs,
@@ -109,6 +115,7 @@ def actor_speed(
         bare_env_steps_per_s=round(float(np.median(bare_rates)), 1),
         act_us_p50=round(float(np.median(loop.act_us)), 3),
         encode_share=round(encoding_s / looping_s, 4),
+        split=timed.split(),
         exploration=f"{exploration.kind} {exploration.values[0]:g}",
         runtime=policy.runtime_name,
         machine=f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
@@ -121,25 +128,81 @@ def bench_exploration(file: PolicyFile) -> Exploration:
     return _EPSILON if file.contract.action.kind == "discrete" else _GAUSSIAN
 
 
-def bench_loop(file: PolicyFile, num_envs: int) -> tuple[Loop, BlockCodec]:
-    """Return the actor's loop over the environment of a policy, and the codec of its blocks; see `actor_speed`."""
+def bench_loop(
+    file: PolicyFile, num_envs: int, *, around: Callable[[Any], Any] = lambda env: env
+) -> tuple[Loop, BlockCodec]:
+    """Return the actor's loop over the environment of a policy, and the codec of its blocks; see `actor_speed`.
+
+    Args:
+        file: the policy.
+        num_envs: environments stepped as one batch.
+        around: given the environment, returns what the loop steps in its place.
+    """
     contract = file.contract
     spec = BlockSpec(observations=contract.observations, action=contract.action)
     rows = min(_BLOCK_ROWS, spec.max_steps(num_envs))
     config = LoopConfig(env_id=contract.env_id, spec=spec, num_envs=num_envs, max_rows=rows, seed=0)
-    env_spec = EnvSpec(env_id=contract.env_id)
+    env_spec = EnvSpec.seen_as(contract.observations, contract.env_id)
     if num_envs == 1:
         env = make_single(env_spec)
         check_matches(env, contract.observations, contract.action)
-        return SingleLoop(env, config, Mailbox()), BlockCodec(spec)
+        return SingleLoop(around(env), config, Mailbox()), BlockCodec(spec)
     vector = make_vector(env_spec, num_envs)
     check_matches(vector, contract.observations, contract.action)
-    return VectorLoop(vector, config, Mailbox()), BlockCodec(spec)
+    return VectorLoop(around(vector), config, Mailbox()), BlockCodec(spec)
 
 
-def _run_loop(loop: Loop, codec: BlockCodec, duration_s: float) -> tuple[int, float, float]:
-    """Return steps, seconds, and seconds of these that encoding took; at least one block is made."""
-    clock = time.perf_counter
+def _post(loop: Loop, file: PolicyFile, policy: Policy) -> Exploration:
+    """Give the loop its policy; returns how it explores."""
+    exploration = bench_exploration(file)
+    loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, exploration=exploration))
+    return exploration
+
+
+class _TimedLoop:
+    """The same loop with clocks around the environment and the policy."""
+
+    def __init__(self, file: PolicyFile, policy: Policy, num_envs: int) -> None:
+        self._env, self._inference = CallClock(), CallClock()
+        self._loop, self._codec = bench_loop(file, num_envs, around=lambda env: TimedEnv(env, self._env))
+        _post(self._loop, file, time_policy(policy, self._inference))
+        # The first block meets cold caches, as that of the loop without clocks does.
+        _run_loop(self._loop, self._codec, 0.0)
+        self._cost = clock_cost()
+        self._blocks: list[StepSplit] = []
+
+    def run(self, duration_s: float) -> None:
+        """Add blocks for so long, at least one."""
+        until_s = time.perf_counter() + duration_s
+        while True:
+            self._env.clear()
+            self._inference.clear()
+            steps, looping_s, encoding_s = _run_loop(self._loop, self._codec, 0.0, time.thread_time)
+            self._blocks.append(
+                split_of(
+                    steps=steps,
+                    looping_s=looping_s,
+                    encoding_s=encoding_s,
+                    env=self._env,
+                    inference=self._inference,
+                    cost=self._cost,
+                )
+            )
+            if time.perf_counter() >= until_s:
+                return
+
+    def split(self) -> StepSplit:
+        """Return the median of the blocks, part by part."""
+        return median_split(self._blocks)
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+def _run_loop(
+    loop: Loop, codec: BlockCodec, duration_s: float, clock: Callable[[], float] = time.perf_counter
+) -> tuple[int, float, float]:
+    """Return steps, seconds by `clock`, and seconds of these that encoding took; at least one block is made."""
     before, began, encoded_s = loop.episodes.steps, clock(), 0.0
     while True:
         loop.run_block(loop.recorder.max_rows)
@@ -164,6 +227,9 @@ class _Bare:
             spent_s = clock() - began
             if spent_s >= duration_s:
                 return steps / spent_s
+
+    def close(self) -> None:
+        self._env.close()
 
     def _steps(self) -> int:
         raise NotImplementedError
@@ -191,7 +257,7 @@ class _BareVector(_Bare):
 
 
 def _make_bare(file: PolicyFile, num_envs: int) -> _Bare:
-    env_spec, action = EnvSpec(env_id=file.contract.env_id), file.contract.action
+    env_spec, action = EnvSpec.seen_as(file.contract.observations, file.contract.env_id), file.contract.action
     rng, size = np.random.default_rng(0), (_BLOCK_ROWS, num_envs)
     if action.kind == "discrete":
         draws = rng.integers(action.n, size=size) + action.start

@@ -86,6 +86,9 @@ class SingleLoop(SteppingBase):
             self._raised(0, error)
         return np.asarray(self._observation)[None]
 
+    def _singles(self) -> tuple[gymnasium.Env[Any, Any], ...]:
+        return (self._env,)
+
     def _end_episode(self, row: int, observation: Any, terminated: bool, truncated: bool) -> Any:
         """Record how the episode ended, reset, and return the new episode's first observation."""
         recorder = self.recorder
@@ -94,6 +97,7 @@ class SingleLoop(SteppingBase):
         recorder.final_index.append((row, 0))
         recorder.final_observation.append(np.array(observation, recorder.observation.dtype))
         first = self._env.reset()[0]
+        self._check_shape("reset", np.asarray(first)[None])
         recorder.observation[row + 1, 0] = first
         recorder.start[row + 1] = True
         self._noise.begin_episode(row + 1, 0)

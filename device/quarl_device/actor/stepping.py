@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,7 @@ from quarl_device.actor.draws import Draws, LockstepDraws, StreamDraws, lockstep
 from quarl_device.actor.episodes import EpisodeStatistics
 from quarl_device.actor.exploration import BoxNoise, DiscreteNoise, Noise
 from quarl_device.actor.recorder import Recorder
-from quarl_device.environments import first_line
+from quarl_device.environments import check_unchanged, first_line, missing_part
 from quarl_device.errors import EnvironmentMisbehaved, ModelFileError, QuarlError
 from quarl_device.wire.block import BlockSpec
 
@@ -106,6 +108,10 @@ class SteppingBase:
         """Reset every environment with a seed; returns observations [N, *shape]."""
         raise NotImplementedError
 
+    def _singles(self) -> Sequence[gymnasium.Env[Any, Any]]:
+        """Return the environments that can be asked for their spaces."""
+        raise NotImplementedError
+
     def _begin_block(self, rows: int) -> ActingPolicy | None:
         """Take the newest policy, reset if that is due, draw noise; `None` if there is no policy or a wish to stop."""
         self.mailbox.raised = False
@@ -176,6 +182,8 @@ class SteppingBase:
             seed = stream_env_seed(config.seed, config.actor_index)
         self._noise.restart(version)
         observation = self._reset_envs(seed)
+        for env in self._singles():
+            check_unchanged(config.env_id, env, config.spec.observations, config.spec.action)
         self._check_shape("reset", observation)
         self.recorder.restart(observation)
         self._fresh = False
@@ -243,7 +251,9 @@ class SteppingBase:
         # What an adapter of environments says names them already.
         told = isinstance(error, EnvironmentMisbehaved)
         said = first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
-        raise EnvironmentMisbehaved(f"environment {self.config.env_id!r} failed {self._where(row)}: {said}") from error
+        raise missing_part(self.config.env_id, error) or EnvironmentMisbehaved(
+            f"environment {self.config.env_id!r} failed {self._where(row)}: {said}"
+        ) from error
 
     def _where(self, row: int, env: int | None = None) -> str:
         step = self.episodes.steps + int(self.recorder.valid[: row + 1].sum())

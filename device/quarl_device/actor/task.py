@@ -33,7 +33,8 @@ def make_loop(config: AgentConfig, birth: LearnerBirth, mailbox: Mailbox) -> tup
     extras = extras_for(birth.extras, birth.action)
     spec = BlockSpec(observations=birth.observations, action=birth.action, extras=extras)
     loop_config = _loop_config(config, birth, spec)
-    env_spec = EnvSpec(env_id=loop_config.env_id, kwargs={} if config.env else birth.env_kwargs)
+    kwargs = {} if config.env else birth.env_kwargs
+    env_spec = EnvSpec.seen_as(birth.observations, loop_config.env_id, kwargs)
     # Only the device's own configuration may name a module to import.
     own = config.env is not None
     check_registered(env_spec.env_id, allow_module=own)

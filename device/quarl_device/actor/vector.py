@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
@@ -68,6 +69,9 @@ class VectorLoop(SteppingBase):
 
     def _reset_envs(self, seed: int) -> NDArray[Any]:
         return np.asarray(self._env.reset(seed=seed))
+
+    def _singles(self) -> tuple[gymnasium.Env[Any, Any], ...]:
+        return self._env.singles
 
     def _end_block(self, rows: int) -> int:
         recorder = self.recorder

@@ -2,25 +2,24 @@
 
 Every write names its offset, so a record that fails half way is written over by the next one, whatever else fails.
 
-A kernel that could not write pages back may hold them for clean: the next fsync succeeds and means nothing. So after
-one that failed, whatever it was about is written once more, from the page cache to where it is, before `fault` goes.
+After an fsync that failed, whatever it was about is written once more before `fault` goes: see `files.write_again`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from quarl_device.files import sync_directory
+from quarl_device.files import sync_directory, write_again, write_at
 from quarl_device.spool.config import SpoolConfig
 from quarl_device.spool.records import PREAMBLE
 
 _LOG = logging.getLogger(__name__)
-_PIECE_BYTES = 1024 * 1024
 
 
 class Appender:
@@ -97,7 +96,7 @@ class Appender:
         try:
             written = os.pwritev(self.file, (head, payload), offset)
             if written < total:
-                _write_at(self.file, (head + payload)[written:], offset + written)
+                write_at(self.file, (head + payload)[written:], offset + written)
             if payload and self._config.sync == "always":
                 os.fdatasync(self.file)
         except OSError:
@@ -109,6 +108,26 @@ class Appender:
         self.bytes_written += total
         self._dirty = True
         return offset
+
+    def write_over(self, path: Path, records: bytes) -> None:
+        """Let a file that is not written hold these records in place of its own, on disk when this returns.
+
+        That takes no room that the file does not have, so a full disk has it.
+
+        Raises:
+            OSError: the disk refuses, or the file is smaller than that; it is as it was unless the disk fails.
+        """
+        content = PREAMBLE + records
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(file).st_size < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_at(file, content, 0)
+            os.fdatasync(file)
+            os.ftruncate(file, len(content))
+        finally:
+            os.close(file)
+        self.bytes_written += len(content)
 
     def sync_is_due(self, now_s: float) -> bool:
         """Whether it is time for an fsync of what was written."""
@@ -165,15 +184,7 @@ def _sync(path: Path, *, rewrite_bytes: int) -> None:
     except FileNotFoundError:
         return
     try:
-        for offset in range(0, rewrite_bytes, _PIECE_BYTES):
-            _write_at(file, os.pread(file, min(_PIECE_BYTES, rewrite_bytes - offset), offset), offset)
+        write_again(file, 0, rewrite_bytes)
         os.fdatasync(file)
     finally:
         os.close(file)
-
-
-def _write_at(file: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written

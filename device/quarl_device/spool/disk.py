@@ -269,15 +269,28 @@ class DiskSpool:
         return holdings.dropped_blocks - before
 
     def give_up(self, boot_id: str = "") -> None:
-        """Lose all blocks of a life, or of all lives, and their files; what they were is on disk when this returns."""
-        for segment in self._holdings.segments:
-            if not boot_id or segment.life == boot_id:
-                for entry in list(segment.entries()):
-                    self._holdings.lose(segment, entry)
-        if not self._notes.keep_losses():
-            self._write_fault = self._appender.fault or "what is lost cannot be noted"
-            return
+        """Lose all blocks of a life, or of all lives, and their files; what they were is on disk when this returns.
+
+        Raises:
+            StateUnwritable: the disk takes no note of them, so their files stay.
+        """
+        going = [one for one in self._holdings.segments if len(one) and (not boot_id or one.life == boot_id)]
+        for segment in going:
+            for entry in list(segment.entries()):
+                self._holdings.lose(segment, entry)
+        if not self._notes.keep_losses() and not self._note_in_place_of(going):
+            raise StateUnwritable(
+                f"the spool cannot be written: {self._directory}: {self._notes.fault}",
+                hint="free space, or mend the disk; then again: until it is noted what is lost, nothing is removed",
+            )
         self._tidy()
+
+    def _note_in_place_of(self, going: list[Segment]) -> bool:
+        """Note losses on a full disk; one that fails in another way is not trusted with what it has."""
+        if self._appender.fault:
+            return False
+        free = [segment for segment in going if self._written(segment) < 0]
+        return any(self._notes.write_losses_over(segment) for segment in reversed(free))
 
     def _tidy(self) -> None:
         """Remove the files at the beginning that hold nothing, but for the one that is written."""
@@ -312,6 +325,7 @@ class DiskSpool:
         if not self._lock.taken:
             return
         self._write()
+        self._lose_waiting()
         self._notes.mark()
         if not len(self):
             self._appender.end()
@@ -319,6 +333,17 @@ class DiskSpool:
         if self._config.sync != "never":
             self._appender.sync_job()()
         self._let_go()
+
+    def _lose_waiting(self) -> None:
+        """Give up the block that the disk has refused to the end; a note of it may be small enough."""
+        block = self._holdings.lose_waiting()
+        if block is None:
+            return
+        told = "the learner will be told" if self._notes.keep_losses() else "the learner cannot be told"
+        _LOG.error(
+            "spool %s cannot be written: %s: block %d (%d steps) is lost; %s",
+            self._directory, self._write_fault, block.sequence, block.steps, told,
+        )  # fmt: skip
 
     def _let_go(self) -> None:
         self._appender.close()

@@ -192,13 +192,24 @@ class Holdings:
         """Hold a block no longer that will never come, and a loss in its place."""
         segment.remove(entry.sequence)
         self._drop(entry.steps, entry.size_bytes)
+        self._hold_loss(segment.life, segment.task, entry)
+
+    def lose_waiting(self) -> Waiting | None:
+        """`lose` the block that waits, and return it."""
+        block, self.waiting = self.waiting, None
+        if block is not None:
+            self._drop(block.steps, 0)
+            self._hold_loss(self.boot_id, block.task, block)
+        return block
+
+    def _hold_loss(self, life: str, task: int, block: Entry | Waiting) -> None:
         loss = Loss(
-            life=segment.life,
-            first=entry.sequence,
-            last=entry.sequence,
-            first_step=entry.first_step,
-            end_step=entry.first_step + entry.steps,
-            task=segment.task,
+            life=life,
+            first=block.sequence,
+            last=block.sequence,
+            first_step=block.first_step,
+            end_step=block.first_step + block.steps,
+            task=task,
         )
         others = [one for one in self.losses if one.life != loss.life]
         self.losses = [*others, *join([one for one in self.losses if one.life == loss.life] + [loss])]

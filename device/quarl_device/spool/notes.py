@@ -15,6 +15,7 @@ from quarl_device.actor.loss import Loss
 from quarl_device.spool.appender import Appender
 from quarl_device.spool.holdings import Holdings
 from quarl_device.spool.records import FREED, encode_header, encode_loss
+from quarl_device.spool.segment import Segment
 
 _LOG = logging.getLogger(__name__)
 _MARK_S = 5.0  # between notes of what is freed: 56 bytes each
@@ -30,6 +31,9 @@ class Notes:
         appender: writes them.
         begin_file: gives the appender a file.
         said: losses that a record tells, by the file that it is in.
+
+    Attributes:
+        fault: why losses could not be brought to disk when that was tried last, "" if they could.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Notes:
         self._last_freed: tuple[str, int] | None = None  # that no record says yet
         self._lives_freed = 0  # since the last fsync
         self._marked_s = 0.0
+        self.fault = ""
 
     def freed(self, life: str, sequence: int) -> None:
         """A life is done with up to a sequence."""
@@ -71,20 +76,42 @@ class Notes:
 
     def keep_losses(self, going: Path | None = None) -> bool:
         """Bring the losses to disk that no record tells, or one in a file that is `going`; returns whether all are."""
-        held = set(self._holdings.losses)
-        self._said = {loss: path for loss, path in self._said.items() if loss in held}
-        unsaid = [loss for loss in self._holdings.losses if self._said.get(loss, going) == going]
-        if not unsaid:
+        unsaid = self._unsaid(going)
+        if not unsaid and not self.fault:
             return True
         try:
             for loss in unsaid:
                 self._append(*encode_loss(loss))
                 self._said[loss] = self._holdings.segments[-1].path
         except OSError as cause:
-            _LOG.error("what is lost cannot be noted: %s", cause.strerror)
-            return False
+            return self._failed(cause)
         self._appender.sync_job()()
-        return not self._appender.fault
+        self.fault = self._appender.fault
+        return not self.fault
+
+    def write_losses_over(self, lost: Segment) -> bool:
+        """As `keep_losses`, in the room of blocks that are lost, where a full disk has no other.
+
+        A recovery may find that half done: what is gone of the file is in the losses, what is left of it too.
+        """
+        unsaid = self._unsaid(lost.path)
+        try:
+            self._appender.write_over(lost.path, b"".join(head + body for head, body in map(encode_loss, unsaid)))
+        except OSError as cause:
+            return self._failed(cause)
+        self._said |= dict.fromkeys(unsaid, lost.path)
+        self.fault = ""
+        return True
+
+    def _unsaid(self, going: Path | None) -> list[Loss]:
+        held = set(self._holdings.losses)
+        self._said = {loss: path for loss, path in self._said.items() if loss in held}
+        return [loss for loss in self._holdings.losses if self._said.get(loss, going) == going]
+
+    def _failed(self, cause: OSError) -> bool:
+        self.fault = f"{cause.strerror}"
+        _LOG.error("what is lost cannot be noted: %s", self.fault)
+        return False
 
     def _append(self, head: bytes, payload: bytes = b"") -> None:
         if self._appender.file < 0:

@@ -52,9 +52,12 @@ def with_input_normalizer(policy: ImportedPolicy, data: CalibrationData | None, 
     found = {}
     for item in policy.graph.inputs:
         readers = _dense_readers(policy.graph, item.key) if len(item.shape) == 1 else None
-        limits = _limits(specs[item.key], item.shape, data, rule)
-        if readers and limits is not None and not (clip and item.key not in old.offset):
-            found[item.key] = (readers, _Brought.of(old, item.key, *limits))
+        if not readers or (clip and item.key not in old.offset):
+            continue
+        first = _constants_of(old, item.key, math.prod(item.shape))
+        limits = _limits(specs[item.key], first[1], data, rule)
+        if limits is not None:
+            found[item.key] = (readers, _Brought.of(first, clip, *limits))
     if clip and any(key not in found for key in old.offset):
         return policy
     weights, offsets, scales = dict(policy.weights), dict(old.offset), dict(old.scale)
@@ -90,20 +93,24 @@ class _Brought:
     scale: Float32
 
     @classmethod
-    def of(cls, old: Normalizer, key: str, low: Float64, high: Float64) -> _Brought:
-        """Return what brings raw values from `low` to `high` to ±1 behind the normaliser `old`."""
-        first_offset, first_scale = (
-            np.broadcast_to(np.asarray(part.get(key, default), np.float64), low.shape)
-            for part, default in ((old.offset, (0.0,)), (old.scale, (1.0,)))
-        )
-        ends = [(limit - first_offset) * first_scale for limit in (low, high)]
-        if old.clip and key in old.offset:
-            ends = [np.clip(end, -old.clip, old.clip) for end in ends]
+    def of(cls, first: tuple[Float64, Float64], clip: float, low: Float64, high: Float64) -> _Brought:
+        """Return what brings raw values from `low` to `high` to ±1.
+
+        Args:
+            first: offset and scale that come before it.
+            clip: behind them, 0 for none.
+            low: limits, ``[elements]``.
+            high: likewise.
+        """
+        ends = [(limit - first[0]) * first[1] for limit in (low, high)]
+        if clip:
+            ends = [np.clip(end, -clip, clip) for end in ends]
         low, high = np.minimum(*ends), np.maximum(*ends)
         # Dividing by nearly nothing would blow up the first change of a dimension that did not move.
-        still, centre = high - low < 2 * _CONSTANT, (low + high) / 2
-        offset, scale = _constants(np.where(still, centre - 1.0, low), np.where(still, centre + 1.0, high))
-        return cls(first_offset=first_offset, first_scale=first_scale, offset=offset, scale=scale)
+        still = high - low < 2 * _CONSTANT
+        wide = _window((low + high) / 2, clip)
+        offset, scale = _constants(np.where(still, wide[0], low), np.where(still, wide[1], high))
+        return cls(first_offset=first[0], first_scale=first[1], offset=offset, scale=scale)
 
     @property
     def normalizer(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -115,17 +122,40 @@ class _Brought:
         return tuple(offset.astype(np.float32).tolist()), tuple(scale.astype(np.float32).tolist())
 
     def reach(self, clip: float) -> float:
-        """Return where ±`clip` behind the first normaliser lies at the nearest."""
+        """Return where ±`clip` behind the first normaliser lies at the nearest: nowhere within ±1, as limits are."""
         ends = np.stack([clip - self.offset, clip + self.offset]) * self.scale
         return float(ends.min())
 
 
+def _constants_of(normalizer: Normalizer, key: str, size: int) -> tuple[Float64, Float64]:
+    """Return offset and scale of `key`, ``[size]`` each; 0 and 1 where it has none."""
+    offset, scale = (
+        np.broadcast_to(np.asarray(part.get(key, default), np.float64), (size,))
+        for part, default in ((normalizer.offset, (0.0,)), (normalizer.scale, (1.0,)))
+    )
+    return offset, scale
+
+
+def _window(centre: Float64, clip: float) -> tuple[Float64, Float64]:
+    """Return limits around a value that does not move, within ±`clip`: a centre at the clip would leave it no room."""
+    half = min(1.0, clip) if clip else 1.0
+    low = np.clip(centre - half, -clip, clip - 2 * half) if clip else centre - half
+    return low, low + 2 * half
+
+
 def _limits(
-    spec: ObservationSpec, shape: tuple[int, ...], data: CalibrationData | None, rule: RangeRule
+    spec: ObservationSpec, scale: Float64, data: CalibrationData | None, rule: RangeRule
 ) -> tuple[Float64, Float64] | None:
-    """Return lower and upper limit per element, ``[elements]`` each; `None` where nothing says them."""
-    size = math.prod(shape)
-    bounds = _bounds(spec, size)
+    """Return lower and upper limit per element of raw observations; `None` where nothing says them.
+
+    Args:
+        spec: of the observation.
+        scale: of the policy's own normaliser, ``[elements]``: one in small units moves by what the network sees.
+        data: to take them from.
+        rule: how.
+    """
+    size = len(scale)
+    bounds = _bounds(spec, scale)
     if rule.kind == "bounds" and bounds is not None:
         return bounds
     if data is None:
@@ -133,11 +163,9 @@ def _limits(
     # All frames of a stack alike: a device normalises one frame at a time.
     frames = data.rows[spec.key].reshape(data.count * spec.stack, size // spec.stack).astype(np.float64)
     low, high = (np.tile(limit, spec.stack) for limit in rule.columns(frames))
-    still = high - low < 2 * _CONSTANT
-    if still.any():
-        centre = (low + high) / 2
-        wide = (centre - 1.0, centre + 1.0) if bounds is None else bounds
-        low, high = np.where(still, wide[0], low), np.where(still, wide[1], high)
+    still = (high - low) * np.abs(scale) < 2 * _CONSTANT
+    if bounds is not None:
+        low, high = np.where(still, bounds[0], low), np.where(still, bounds[1], high)
     return _around_zero(low, high)
 
 
@@ -152,14 +180,16 @@ def _around_zero(low: Float64, high: Float64) -> tuple[Float64, Float64]:
     return np.where(near, -reach, low), np.where(near, reach, high)
 
 
-def _bounds(spec: ObservationSpec, size: int) -> tuple[Float64, Float64] | None:
+def _bounds(spec: ObservationSpec, scale: Float64) -> tuple[Float64, Float64] | None:
     if spec.low is None or spec.high is None:
         return None
     low, high = (np.asarray(bound, np.float64) for bound in (spec.low, spec.high))
+    size = len(scale)
     if low.size not in (1, size):  # stacked frames: the same bounds for each
         low, high = (np.tile(bound, size // bound.size) for bound in (low, high))
     low, high = np.broadcast_to(low, (size,)), np.broadcast_to(high, (size,))
-    return (low, high) if bool((high - low > _CONSTANT).all() and (np.abs(high - low) < 1e6).all()) else None
+    widths = (high - low) * np.where(scale != 0.0, np.abs(scale), 1.0)
+    return (low, high) if bool((widths > _CONSTANT).all() and (widths < 1e6).all()) else None
 
 
 def _constants(low: Float64, high: Float64) -> tuple[Float32, Float32]:

@@ -26,9 +26,10 @@ from quarl_export.calibration.data import CalibrationData, most_rows, observatio
 from quarl_export.calibration.hold_out import HELD_OUT, MIN_ROWS, HoldOut
 from quarl_export.ir import ImportedPolicy, run_reference
 
-Actions = Literal["random", "noisy", "policy", "mixed"]
 Way = Literal["random", "noisy", "policy"]
 WAYS: tuple[Way, ...] = ("policy", "noisy", "random")
+MIXED: tuple[Way, ...] = ("policy", "noisy", "random")
+"""Who acts in which episode, in turns."""
 DEFAULT_STEPS = 16_384
 # Episodes of each way, at least, in what is calibrated with and in what is held out.
 STARTS = 2
@@ -49,7 +50,7 @@ def play(
     *,
     steps: int = DEFAULT_STEPS,
     seed: int = 0,
-    actions: Actions = "mixed",
+    turns: Sequence[Way] = MIXED,
     allow_module: bool = False,
 ) -> CalibrationData:
     """Step one environment and keep what it shows.
@@ -62,34 +63,35 @@ def play(
         spec: which environment.
         steps: how many observations, first ones of episodes included.
         seed: of environment, action space and noise; each episode begins from a seed of its own.
-        actions: "random"; "policy": the float network's greedy ones; "noisy": these, but a quarter of them random;
-            "mixed": all three, an episode at a time.
+        turns: who acts, an episode each, over and over: "random"; "policy": the float network's greedy actions;
+            "noisy": these, but a quarter of them random.
         allow_module: see `environments.check_registered`.
 
     Raises:
-        UsageError: not at least 2 steps, or more than are played in `MAX_S` here.
+        UsageError: not at least 2 steps, no or another way to act, or more than are played in `MAX_S` here.
         SpaceMismatch: the environment's spaces are not the policy's.
         EnvironmentMisbehaved: it raised, or showed NaN.
         QuarlError: whatever `make_single` raises.
     """
     if not 2 <= steps <= MAX_STEPS:
         raise UsageError(f"cannot calibrate with {steps} steps: expected 2..{MAX_STEPS:,}")
+    if not turns or not set(turns) <= set(WAYS):
+        raise UsageError(f"cannot calibrate with turns {','.join(turns)[:80]!r}: expected some of {', '.join(WAYS)}")
     contract = policy.contract
     world = make_single(spec, seed=seed, allow_module=allow_module)
     kept = _Kept(contract, steps)
     held = int(HELD_OUT * steps) if steps >= MIN_ROWS else 0
-    ways = WAYS if actions == "mixed" else (actions,)
     choosers = _choosers(policy, world, np.random.default_rng(seed))
     seeds = itertools.count(seed)
     held_episodes = 0
     try:
         check_matches(world, contract.observations, contract.action)
         for part in filter(None, (steps - held, held)):
-            held_episodes = _part(world, contract, [choosers[way] for way in ways], kept, part, seeds)
+            held_episodes = _part(world, contract, [choosers[way] for way in turns], kept, part, seeds)
     finally:
         world.close()
     held_out = HoldOut(rows=kept.steps >= steps - held, of=_of_episodes(held_episodes)) if held else None
-    source = f"{steps} steps of {spec.env_id}, {actions} actions, seed {seed}"
+    source = f"{steps} steps of {spec.env_id}, {_told(turns)}, seed {seed}"
     return CalibrationData.checked(contract, kept.rows, source=source, held_out=held_out)
 
 
@@ -122,6 +124,10 @@ def _choosers(policy: ImportedPolicy, world: gymnasium.Env[Any, Any], rng: np.ra
         return random(row) if rng.random() < _NOISE else greedy(row)
 
     return {"policy": greedy, "noisy": noisy, "random": random}
+
+
+def _told(turns: Sequence[Way]) -> str:
+    return "mixed actions" if tuple(turns) == MIXED else f"actions of {','.join(turns)} in turn"
 
 
 def _of_episodes(count: int) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 
-from quarl_device.environments import EnvSpec, first_line, make_single
-from quarl_device.errors import EnvironmentMisbehaved
+from quarl_device.environments import EnvSpec, make_single
+from quarl_device.evaluate import Player, play_episodes
 
 
 def random_returns(
@@ -17,8 +17,8 @@ def random_returns(
     *,
     episodes: int,
     seed: int,
-    stop: Callable[[], bool],
-    progress: Callable[[int], None],
+    stop: Callable[[], bool] | None = None,
+    progress: Callable[[int], None] | None = None,
     allow_module: bool = False,
 ) -> tuple[float, ...]:
     """Return the undiscounted returns of uniformly drawn actions.
@@ -32,37 +32,28 @@ def random_returns(
         allow_module: see `environments.check_registered`.
 
     Raises:
-        EnvironmentMisbehaved: it raised, or gave a reward that is no finite number.
+        EnvironmentMisbehaved: it raised, or gave what is no step or no finite reward.
         QuarlError: whatever `make_single` raises.
     """
     world = make_single(env, allow_module=allow_module)
-    returns: list[float] = []
     try:
-        for number in range(episodes):
-            start = seed + number
-            # Not the generator of the environment itself: actions would be drawn with its own noise.
-            world.action_space.seed(int(np.random.SeedSequence((start, 1)).generate_state(1)[0]))
-            _asked(world.reset, seed=start)
-            total, ended = 0.0, False
-            while not ended:
-                if stop():
-                    return tuple(returns)
-                _, reward, terminated, truncated, _ = _asked(world.step, world.action_space.sample())
-                total, ended = total + float(reward), bool(terminated or truncated)
-            if not math.isfinite(total):
-                raise EnvironmentMisbehaved(f"random actions return {total} in episode {number} (seed {start})")
-            returns.append(total)
-            progress(number + 1)
+        player = _random(world.action_space)
+        played = play_episodes(world, player, episodes=episodes, seed=seed, stop=stop, progress=progress)
     finally:
         world.close()
-    return tuple(returns)
+    return tuple(played.returns)
 
 
-def _asked(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    try:
-        return call(*arguments, **named)
-    # The environment is anybody's code.
-    except Exception as error:
-        raise EnvironmentMisbehaved(
-            f"the environment raised with random actions: {type(error).__name__}: {first_line(error)}"
-        ) from error
+def _random(space: gymnasium.Space[Any]) -> Player:
+    """Return who draws from `space`, and looks at no observation."""
+
+    def begin(seed: int) -> None:
+        # Not the generator of the environment itself: actions would be drawn with its own noise.
+        space.seed(int(np.random.SeedSequence((seed, 1)).generate_state(1)[0]))
+
+    return Player(
+        choose=lambda _: space.sample(),
+        begin=begin,
+        check=lambda observation, where, step: None,
+        title=" of random actions",
+    )

@@ -32,7 +32,8 @@ class Comparison:
     """Returns of three policies over the same start seeds. Every error is a standard error, in units of return.
 
     Attributes:
-        episodes: how many.
+        episodes: how many of both files.
+        random_episodes: how many of random actions, of the first starts; no more.
         float_mean: mean return of the float policy.
         file_mean: of the file.
         random_mean: of random actions.
@@ -45,6 +46,7 @@ class Comparison:
     """
 
     episodes: int
+    random_episodes: int
     float_mean: float
     file_mean: float
     random_mean: float
@@ -59,22 +61,28 @@ class Comparison:
     def of(cls, theirs: Sequence[float], ours: Sequence[float], chance: Sequence[float]) -> Comparison:
         """Compare returns episode by episode, of two episodes at least.
 
+        Where random actions ended fewer, no episode of the file is left out for it: the loss is that of all, what was
+        learned that of the first, and the error of their difference at most the sum of both.
+
         Args:
             theirs: of the float policy.
-            ours: of the file.
-            chance: of random actions.
+            ours: of the file, as many.
+            chance: of random actions, as many or fewer.
         """
         a, b, c = (np.asarray(returns, np.float64) for returns in (theirs, ours, chance))
-        if not a.shape == b.shape == c.shape or a.size < 2:
+        if a.shape != b.shape or not 2 <= c.size <= a.size:
             raise ValueError(f"{a.size}, {b.size} and {c.size} returns are no triples")
         with np.errstate(invalid="ignore", over="ignore"):
             loss, loss_error = _mean(a - b)
-            learned, learned_error = _mean(a - c)
-            # Differences first: a constant then falls out before anything is rounded.
-            excess, excess_error = _mean((a - b) - MAX_LOSS * (a - c))
+            learned, learned_error = _mean(a[: c.size] - c)
+            if c.size == a.size:
+                # Differences first: a constant then falls out before anything is rounded.
+                excess, excess_error = _mean((a - b) - MAX_LOSS * (a - c))
+            else:
+                excess, excess_error = loss - MAX_LOSS * learned, loss_error + MAX_LOSS * learned_error
             means = (float(a.mean()), float(b.mean()), float(c.mean()))
         return cls(
-            episodes=a.size, float_mean=means[0], file_mean=means[1], random_mean=means[2],
+            episodes=a.size, random_episodes=c.size, float_mean=means[0], file_mean=means[1], random_mean=means[2],
             loss=loss, loss_error=loss_error, learned=learned, learned_error=learned_error,
             excess=excess, excess_error=excess_error,
         )  # fmt: skip

@@ -98,13 +98,14 @@ def refuse_failed(results: Iterable[CheckResult]) -> None:
     """Raise unless all checks passed.
 
     Raises:
-        CheckFailed: naming every failed check.
+        CheckFailed: naming every failed check, and what is undecided: that it was decided might let others pass.
     """
     made = list(results)
     failed = [result for result in made if not result.passed]
     if failed:
+        told = [*failed, *(result for result in made if result.standing == "undecided")]
         raise CheckFailed(
-            "; ".join(f"{result.code} {result.name}: {result.message}" for result in failed),
+            "; ".join(f"{result.code} {result.name}: {result.message}" for result in told),
             hint="mend it, or write the file all the same with --force, which marks it",
             checks=[result.to_json() for result in made],
         )

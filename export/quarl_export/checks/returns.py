@@ -28,7 +28,10 @@ MIN_EPISODES = 10
 MAX_EPISODES = 10_000
 # What one policy may take on average: a step without limit would be a wait without deadline.
 MAX_STEPS_PER_EPISODE = 4_000
-MAX_S_PER_EPISODE = 2.5
+# How many times as many steps the file may take: episodes a little longer than the float policy's are no endless ones.
+_PATIENCE = 2
+# An end for an environment that takes its time. It fails and is not undecided: a verdict would follow the machine.
+MAX_S = 900.0
 _LOOK_AT_CLOCK_EVERY = 256
 _TELL_EVERY_S = 2.0
 
@@ -88,6 +91,9 @@ def judge_returns(file: PolicyFile, reference: Callable[[], PolicyFile], play: P
         file: complete, as a device loads it.
         reference: makes a float32 file of the same policy; only called where the environment can be played.
         play: where and how long.
+
+    Raises:
+        UsageError: one policy plays for more than `MAX_S`.
     """
     try:
         world = make_single(play.env, allow_module=play.allow_module)
@@ -107,6 +113,8 @@ def judge_returns(file: PolicyFile, reference: Callable[[], PolicyFile], play: P
     except EnvironmentMisbehaved as error:
         # A file whose returns cannot be told is not one that keeps them.
         return _lost(error.message)
+    except _NeverEnds as why:
+        return _lost(str(why))
     except _CannotTell as why:
         result = CheckResult(
             code="Q13", passed=True, limit=MAX_LOSS, message=f"undecided: {why}", detail=_said("undecided")
@@ -119,25 +127,38 @@ def _compared(file: PolicyFile, theirs: PolicyFile, play: Play) -> Comparison:
     """Play the float policy `theirs`, the file and random actions.
 
     Raises:
-        _CannotTell: too few episodes of one of them ended, or the environment misbehaves with random actions.
-        EnvironmentMisbehaved: it does so with one of the files.
+        _CannotTell: too few episodes of the float policy or of random actions ended, or the environment misbehaves with
+            random actions.
+        _NeverEnds: an episode of the file did not end that ended with the float policy.
+        EnvironmentMisbehaved: the environment does so with one of the files.
     """
-    floats = _enough(_returns(theirs, play, play.episodes, "the float policy"), play)
-    ours = _enough(_returns(file, play, len(floats), "the file"), play)
+    floats = _enough(_returns(theirs, play, play.episodes, "the float policy"), play, of="the float policy")
+    ours = _returns(file, play, len(floats), "the file")
+    if len(ours) < len(floats):
+        # To compare those alone that ended would judge a file by the starts in which it does well.
+        raise _NeverEnds(
+            f"the file ended {len(ours)} of {len(floats)} episodes of {play.env.env_id} within "
+            f"{_steps(play, 'the file'):,} steps: episode {len(ours)} (seed {play.seed + len(ours)}) did not end, "
+            "which ends with the float policy. If to go on is worth more there, give the environment a time limit "
+            "(max_episode_steps)"
+        )
     try:
-        chance = _enough(_chance(play, len(ours)), play, of="of random actions ")
+        chance = _enough(_chance(play, len(ours)), play, of="random actions")
     except EnvironmentMisbehaved as error:
         # What random actions meet is no fault of the file.
         raise _CannotTell(f"what random actions return is not known: {error.message}") from error
-    count = len(chance)
-    return Comparison.of(floats[:count], ours[:count], chance)
+    return Comparison.of(floats, ours, chance)
 
 
-def _enough(returns: tuple[float, ...], play: Play, *, of: str = "") -> tuple[float, ...]:
+def _enough(returns: tuple[float, ...], play: Play, *, of: str) -> tuple[float, ...]:
     if len(returns) >= MIN_EPISODES:
         return returns
-    steps = play.episodes * MAX_STEPS_PER_EPISODE
-    raise _CannotTell(f"fewer than {MIN_EPISODES} episodes {of}ended within {steps:,} steps")
+    raise _CannotTell(f"fewer than {MIN_EPISODES} episodes of {of} ended within {_steps(play, of):,} steps")
+
+
+def _steps(play: Play, who: str) -> int:
+    """Return what `who` may take in all; the file more than the float policy, which may have just not run out."""
+    return play.episodes * MAX_STEPS_PER_EPISODE * (_PATIENCE if who == "the file" else 1)
 
 
 def _lost(why: str) -> Judged:
@@ -149,7 +170,7 @@ def _judged(found: Comparison, play: Play, contract: PolicyContract) -> Judged:
     verdict = found.verdict
     told = (
         f"{found.file_mean:.4g} against {found.float_mean:.4g} of the float policy and {found.random_mean:.4g} of "
-        f"random actions over {found.episodes} episodes of {play.env.env_id}: {_more_or_less(found.loss)} on average, "
+        f"random actions over {_counted(found)} episodes of {play.env.env_id}: {_more_or_less(found.loss)} on average, "
         f"standard error {found.loss_error:.3g}, allowed {found.limit:.3g} less"
     )
     if verdict == "undecided":
@@ -166,6 +187,7 @@ def _judged(found: Comparison, play: Play, contract: PolicyContract) -> Judged:
             **_said(verdict),
             "env": play.env.env_id,
             "episodes": found.episodes,
+            "random_episodes": found.random_episodes,
             "seed": play.seed,
             "float_return_mean": found.float_mean,
             "file_return_mean": found.file_mean,
@@ -180,11 +202,21 @@ def _judged(found: Comparison, play: Play, contract: PolicyContract) -> Judged:
     return Judged(result=result, decided=verdict in ("held", "lost"))
 
 
+def _counted(found: Comparison) -> str:
+    fewer = found.random_episodes < found.episodes
+    return f"{found.episodes} ({found.random_episodes} of random actions ended)" if fewer else f"{found.episodes}"
+
+
 def _what_would_tell(found: Comparison) -> str:
     if not found.has_learned:
-        return "; the float policy returns no more than random actions, so there is nothing that a file could keep"
+        return (
+            f"; the float policy returns no more than random actions by two standard errors in {found.episodes} "
+            "episodes, so what a file could keep is not known: more --episodes may tell"
+        )
     many = found.episodes_needed
-    return f"; --episodes {many:.0f} would tell" if many <= MAX_EPISODES else ""
+    if many <= MAX_EPISODES:
+        return f"; --episodes {many:.0f} would tell"
+    return f"; no --episodes up to {MAX_EPISODES:,} would tell"
 
 
 def _said(verdict: Verdict) -> dict[str, Any]:
@@ -196,20 +228,27 @@ def _more_or_less(loss: float) -> str:
 
 
 class _CannotTell(Exception):
-    """Why playing says nothing; of playing that takes too long, because how far it came depends on the machine."""
+    """Why playing says nothing."""
+
+
+class _NeverEnds(Exception):
+    """Where the file goes on for ever."""
 
 
 class _Budget:
-    """Ends an evaluation that takes too many steps, or too long."""
+    """Ends an evaluation that takes too many steps, and refuses one that takes too long."""
 
-    def __init__(self, episodes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._episodes, self._steps_left = episodes, episodes * MAX_STEPS_PER_EPISODE
-        self._clock, self._deadline_s = clock, clock() + episodes * MAX_S_PER_EPISODE
+    def __init__(self, episodes: int, steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._episodes, self._steps_left = episodes, steps
+        self._clock, self._deadline_s = clock, clock() + MAX_S
 
     def __call__(self) -> bool:
         self._steps_left -= 1
         if self._steps_left % _LOOK_AT_CLOCK_EVERY == 0 and self._clock() > self._deadline_s:
-            raise _CannotTell(f"{self._episodes} episodes take more than {self._episodes * MAX_S_PER_EPISODE:g} s here")
+            raise UsageError(
+                f"playing {self._episodes} episodes to compare returns took more than {MAX_S:g} s",
+                hint="play fewer with --episodes; --episodes 0 leaves the comparison out",
+            )
         return self._steps_left < 0
 
 
@@ -220,7 +259,7 @@ def _returns(file: PolicyFile, play: Play, episodes: int, who: str) -> tuple[flo
         episodes=episodes,
         seed=play.seed,
         env=play.env,
-        stop=_Budget(play.episodes),
+        stop=_Budget(play.episodes, _steps(play, who)),
         progress=_progress(play, episodes, who),
         allow_module=play.allow_module,
     )
@@ -233,7 +272,7 @@ def _chance(play: Play, episodes: int) -> tuple[float, ...]:
         play.env,
         episodes=episodes,
         seed=play.seed,
-        stop=_Budget(play.episodes),
+        stop=_Budget(play.episodes, _steps(play, "random actions")),
         progress=_progress(play, episodes, "random actions"),
         allow_module=play.allow_module,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quarl_device.contract import PolicyContract
-from quarl_device.environments import EnvSpec
+from quarl_device.environments import EnvSpec, bare_name
 from quarl_device.errors import UsageError
 from quarl_export.acting import greedy_actions
 from quarl_export.reports.acting import Agreement, agreement
@@ -201,8 +201,8 @@ def _observations(
         return greedy_actions(contract, outputs)[0].astype(np.float32)
 
     # The file knows how its own environment was made; another one, as the device does it, is made as registered.
-    kwargs = contract.env_kwargs if env_id == contract.env_id else {}
-    spec = EnvSpec(env_id=env_id, kwargs=kwargs)
+    kwargs = contract.env_kwargs if bare_name(env_id) == contract.env_id else {}
+    spec = EnvSpec.seen_as(contract.observations, env_id, kwargs)
     return by_playing(spec, source.observations, act, contract=contract, rows=rows, seed=seed, allow_module=True)
 
 

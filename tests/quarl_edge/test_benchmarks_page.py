@@ -1,0 +1,61 @@
+"""docs/benchmarks.md says of actions and patches what the raw files hold that it names."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "benchmarks.md").read_text()
+
+
+def raw(name):
+    return json.loads((DOCS / "results" / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("beginning", "name", "digits"),
+    [
+        ("3×256 | 3", "act-256", 2),
+        ("2×64 | 2", "act-64", 2),
+        ("2×64 | int8", "act-64-int8", 2),
+        ("3×256 | int8", "act-256-int8", 2),
+        ("convolutions of Mnih et al. 2015 on 84×84×4 pixels | float32", "act-pixels", 1),
+        ("the same | int8", "act-pixels-int8", 1),
+    ],
+)
+def test_actions_take_what_was_measured(beginning, name, digits):
+    found = raw(name)
+    whole = f"{found['act_us_p50']:.{digits}f} µs"
+    [line] = [
+        line
+        for line in PAGE.splitlines()
+        if line.startswith(f"| {beginning}") and line.count("|") >= 6 and "µs" in line
+    ]
+    cells = [cell.strip() for cell in line.strip("|").split("|")][-4:]
+    bare, single = (f"{found[key]:.{digits}f} µs" for key in ("raw_us_p50", "float_us_p50"))
+    assert cells == [whole, bare, f"{found['ratio']:.2f}", single]
+
+
+@pytest.mark.parametrize(("network", "name"), [("3×256", "push-256"), ("3×2048", "push-2048")])
+def test_patches_take_what_was_measured(network, name):
+    found = raw(name)
+    [line] = re.findall(rf"^\| {network} \| ([\d,]+ B \|.*)\|$", PAGE, re.MULTILINE)
+    grown = found["rss_growth_bytes"]
+    size = f"{grown // 1024:,} KiB" if grown >= 1024 else f"{grown} B"
+    assert [cell.strip() for cell in line.split("|")] == [
+        f"{found['bytes']:,} B",
+        f"{found['patch_ms_p50']:.2f} ms",
+        f"{found['convert_ms_p50']:,.0f} ms",
+        f"{found['ratio']:.0f}",
+        f"{found['audited']} of {found['audited']}",
+        f"{size} over {found['pushes']:,}",
+    ]
+    assert found["identical"] is True
+
+
+def test_every_raw_file_that_is_named_is_there():
+    named = re.findall(r"[`(/]([a-z0-9-]+\.json)\b", PAGE)
+    assert named
+    assert [name for name in named if not (DOCS / "results" / name).is_file()] == []

@@ -1,0 +1,72 @@
+"""How a run stands: running while its process holds the file, ended as it said, unknown after a kill."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from quarl_device.errors import BrokerUnreachable
+from quarl_edge.session_log import RunState, noted_session, read_sessions
+
+
+def test_a_run_without_sessions_is_unknown(tmp_path):
+    assert read_sessions(tmp_path / "none").state is RunState.UNKNOWN
+
+
+def test_it_runs_until_it_ends_and_says_how(tmp_path):
+    path = tmp_path / "sessions.jsonl"
+    with noted_session(path) as session:
+        assert read_sessions(path).state is RunState.RUNNING
+        session.ended("solved", env_steps=70, train_s=1.5)
+    found = read_sessions(path)
+    assert (found.state, found.reason, found.env_steps, found.count) == (RunState.ENDED, "solved", 70, 1)
+    with noted_session(path) as session:
+        # What it says of the session before is over.
+        assert read_sessions(path).reason == ""
+        session.ended("budget", env_steps=90, train_s=1.0)
+    found = read_sessions(path)
+    assert (found.reason, found.count, found.train_s) == ("budget", 2, 2.5)
+
+
+def test_an_error_is_how_it_ended(tmp_path):
+    path = tmp_path / "sessions.jsonl"
+    with pytest.raises(BrokerUnreachable), noted_session(path):
+        raise BrokerUnreachable("nobody there")
+    assert read_sessions(path).reason == "error 30: BrokerUnreachable"
+    with pytest.raises(ZeroDivisionError), noted_session(path):
+        raise ZeroDivisionError
+    assert read_sessions(path).reason == "error: ZeroDivisionError"
+
+
+def test_a_killed_session_is_unknown(tmp_path):
+    path = tmp_path / "sessions.jsonl"
+    code = (
+        "import pathlib, sys, time\nfrom quarl_edge.session_log import noted_session\n"
+        "with noted_session(pathlib.Path(sys.argv[1])):\n    print('in', flush=True)\n    time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"in\n"
+        assert read_sessions(path).state is RunState.RUNNING
+        child.send_signal(signal.SIGKILL)
+        child.wait(10)
+    finally:
+        child.kill()
+        child.stdout.close()
+    found = read_sessions(path)
+    assert (found.state, found.count) == (RunState.UNKNOWN, 1)
+
+
+def test_a_place_that_cannot_be_written_costs_the_note_alone(tmp_path, caplog):
+    with noted_session(tmp_path / "gone" / "sessions.jsonl") as session:
+        session.ended("budget", env_steps=1, train_s=1.0)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("line", ['{"event": "end", "env_steps": "x", "train_s": -1, "reason": 3}', "[]", "{", "\x00"])
+def test_a_damaged_file_is_read_as_far_as_it_holds(tmp_path, line):
+    path = tmp_path / "sessions.jsonl"
+    path.write_text(line + "\n")
+    found = read_sessions(path)
+    assert (found.env_steps, found.train_s) == (0, 0.0)
