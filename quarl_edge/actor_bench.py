@@ -80,7 +80,7 @@ def random_policy(env_id: str, *, hidden: Sequence[int]) -> PolicyFile:
         UnknownEnvironment, MissingExtra: it cannot be made here.
         UnsupportedSpace: no algorithm of this version takes its spaces.
     """
-    env = make_single(EnvSpec(env_id=env_id))
+    env = make_single(EnvSpec(env_id=env_id, flat=True))
     try:
         _, action = spaces_to_specs(env.observation_space, env.action_space)
     finally:

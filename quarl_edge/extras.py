@@ -37,7 +37,7 @@ def require_metrics() -> None:
     except ImportError:
         raise MissingExtra(
             "--metrics-port needs prometheus-client, which is not installed",
-            hint="pip install 'quarl-edge[metrics]'",
+            hint="in a clone: make install; elsewhere: pip install 'quarl-edge[metrics]'",
         ) from None
 
 

@@ -141,6 +141,8 @@ def filming(env_id: str, kwargs: dict[str, Any]) -> EnvSpec:
     """Return an environment that draws pictures without a window."""
     # pygame greets on stdout when it is imported, where our results go.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    # It asks for a screen even where it draws into memory alone.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     return EnvSpec(env_id=env_id, kwargs={**kwargs, "render_mode": "rgb_array"})
 
 

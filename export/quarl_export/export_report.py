@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.errors import ModelFileError
+from quarl_device.errors import ModelFileError, QuarlError
 from quarl_device.files import write_atomic
 from quarl_export.pipeline import BuiltFile, ExportOptions, build_file
 from quarl_export.reports import Comparison, compare_files, write_report
@@ -43,7 +43,12 @@ def write_export_report(built: BuiltFile, directory: Path, *, model: Path) -> Pa
         stacks = {spec.key: spec.stack for spec in subject.contract.observations}
         arrays: dict[str, Any] = {key: _joined(array, stacks[key]) for key, array in subject.observations.items()}
         np.savez(rows, **arrays)
-        comparison = compare_files(reference, quantized, observations=rows, same_policy=True)
+        try:
+            comparison = compare_files(reference, quantized, observations=rows, same_policy=True)
+        except QuarlError as error:
+            # The files of a moment ago are gone when a person reads this.
+            error.message = error.message.replace(f"{folder}/", "")
+            raise
     return write_report(_named(comparison, model), directory, checks=built.checks)
 
 

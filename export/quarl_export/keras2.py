@@ -19,7 +19,8 @@ with warnings.catch_warnings(), without_tensorflow_noise():
         import tf_keras as keras
     except ImportError as cause:
         raise MissingExtra(
-            f"TensorFlow is not installed completely: {cause}", hint="pip install 'quarl-edge[learner]'"
+            f"TensorFlow is not installed completely: {cause}",
+            hint="in a clone: make install; elsewhere: pip install 'quarl-edge[learner]'",
         ) from cause
 
 tf.get_logger().setLevel("ERROR")

@@ -116,6 +116,17 @@ class Prepared:
     visited: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
+def refuse_early(source: ImportedPolicy, options: ExportOptions) -> None:
+    """Refuse what needs no observations to be refused, before minutes of playing for some.
+
+    Raises:
+        UsageError, ConversionError: see `build_file`.
+    """
+    source = centered_q(source) if options.center_q else source
+    check_layers(source, resolved(options.scheme, source))
+    _check_rule(source, options)
+
+
 def build_file(
     source: ImportedPolicy,
     options: ExportOptions,

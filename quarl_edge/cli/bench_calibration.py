@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +16,6 @@ from quarl_edge.cli.source_options import VecNormalize
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
-
-if TYPE_CHECKING:
-    from quarl_export.calibration.play import Way
 
 
 def calibration(
@@ -49,10 +46,12 @@ def calibration(
     from quarl_export.calibration.play import DEFAULT_STEPS, MIXED, WAYS
     from quarl_export.importers import ImportOptions, import_policy
 
-    mixtures = [tuple(words.split(",")) for words in turns or [",".join(MIXED)]]
-    unknown = sorted({way for mixture in mixtures for way in mixture} - set(WAYS))
+    ways = {str(way): way for way in WAYS}
+    named = [words.split(",") for words in turns or [",".join(MIXED)]]
+    unknown = sorted({word for words in named for word in words} - set(ways))
     if unknown:
-        raise UsageError(f"--turns: {unknown[0][:80]!r} is no way to act", hint=f"there are {', '.join(WAYS)}")
+        raise UsageError(f"--turns: {unknown[0][:80]!r} is no way to act", hint=f"there are {', '.join(ways)}")
+    mixtures = [tuple(ways[word] for word in words) for words in named]
     policy = import_policy(source, options=ImportOptions(env_id=env, vecnormalize=vecnormalize))
     steps = steps or DEFAULT_STEPS
     with EpisodeProgress(seeds * len(mixtures), what="files") as bar:
@@ -63,7 +62,7 @@ def calibration(
                 yardstick,
                 seeds=range(seeds),
                 steps=steps,
-                turns=cast("tuple[Way, ...]", mixture),
+                turns=mixture,
                 center_q=center_q,
                 progress=lambda done, finished=number * seeds: bar.advance(finished + done),  # type: ignore[misc]
             )

@@ -97,6 +97,7 @@ def _write_table(model: Path, result: Evaluation, film: Film | None) -> None:
         ("runtime", result.runtime),
     ]
     if film is not None:
+        filmed = f"{film.filmed} episode{'' if film.filmed == 1 else 's'}"
         cut = ", full before the last one ended" if film.cut else ""
-        rows.append(("video", f"{film.path}: {film.frames:,} frames at {film.fps:g}/s, {film.filmed} episodes{cut}"))
+        rows.append(("video", f"{film.path}: {film.frames:,} frames at {film.fps:g}/s, {filmed}{cut}"))
     write_table(str(model), rows, below=[f"sha256 {result.sha256}"])

@@ -28,11 +28,13 @@ def make_file(wishes: ExportWishes, progress: Progress) -> ExportReport:
         QuarlError: see `quarl_export.export`.
     """
     from quarl_export.importers import import_policy
+    from quarl_export.pipeline import refuse_early
 
     hint = f"another run's: quarl-edge export {wishes.model} --from RUN; a new one: quarl-edge demo"
     with hint_where_none(hint, LearnerError):
         options = wishes.options(_trained_scheme(wishes))
         policy = import_policy(wishes.place, options=wishes.source.options())
+        refuse_early(policy, options)
         data, play = _observations_and_play(wishes, policy, options, progress)
         progress.note(f"converting to {wishes.scheme.value} and checking the file")
         return _write(wishes, policy, options=options, data=data, play=play)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ def plot(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or names under --runs.")],
     out: Annotated[Path, typer.Option("--out", help="The figure: a .png or .svg file.")] = Path("curve.png"),
     title: Annotated[str, typer.Option(help="Above the figure.")] = "",
+    goal: Annotated[float | None, typer.Option(help="Of the dotted line. Default: each run's goal_return.")] = None,
     root: Annotated[Path, typer.Option("--runs", help="Where runs are kept.")] = DEFAULT_ROOT,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
@@ -37,7 +40,7 @@ def plot(
     Examples:
       quarl-edge plot runs/CartPole-v1-dqn-* --out curve.png
       quarl-edge plot runs/Pendulum-v1-* --out pendulum.svg --title "D4PG and DDPG"
-      quarl-edge plot runs/mine --out curve.png --format json
+      quarl-edge plot runs/mine --out curve.png --goal 475 --format json
     """
     require_plot()
     kind = _kind(out)
@@ -46,6 +49,10 @@ def plot(
     views = [look_at_run(path) for path in dict.fromkeys(find_run(name, root) for name in names)]
     curves = make_curves(_with_curve(views))
     _check_readable(curves)
+    if goal is not None:
+        if not math.isfinite(goal):
+            raise UsageError(f"--goal {goal}: expected a finite return")
+        curves = [dataclasses.replace(curve, goal_return=goal) for curve in curves]
     from quarl_edge.figure import draw
 
     write_atomic(out, draw(curves, kind=kind, title=title), error=QuarlError, what="figure")

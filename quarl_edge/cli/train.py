@@ -369,9 +369,9 @@ def _show(
         steps = next_budget(result.env_steps, config.steps)
         # A run that has reached its goal goes on only where it has none.
         beyond = " --set goal_return=none" if result.reason is StopReason.SOLVED else ""
-        met = f" {shlex.join(words)}" if words else ""
         # A module is imported only where the command line names it.
         own = f"{config.env_id} " if names_module(config.env_id) else ""
+        met = f" {shlex.join(words)}" if words else ""
         following.append(f"quarl-edge train {own}--resume --run {directory.path} --steps {steps}{beyond}{met}")
     rows = _rows(config, result, wall_s=wall_s)
     if not kept:

@@ -10,7 +10,19 @@ import tensorflow as tf
 import tf_keras
 from numpy.typing import NDArray
 
+from quarl_export.qat import QatPolicy
+
 Tensor = Any
+
+
+def blend_policy(target: QatPolicy, online: QatPolicy, tau: float) -> None:
+    """Polyak-average `online`'s weights into `target`; may be traced.
+
+    Ranges are copied: an average of two ranges fits neither network.
+    """
+    weights = {variable.ref() for variable in online.trainable_variables}
+    for mine, theirs in zip(target.variables, online.variables, strict=True):
+        mine.assign(mine + tau * (theirs - mine) if theirs.ref() in weights else theirs)
 
 
 class FloatNetwork:

@@ -110,7 +110,6 @@ def _at_start(config: TrainConfig, checkpoint: Checkpoint | None) -> FlowReport:
             env_steps=int(state.get("env_steps", 0)),
             updates=int(state["progression"]["updates"]) if state else 0,
             replay_capacity=config.replay_capacity if isinstance(config, ReplayConfig) else 0,
-            blocked="starting",
         ),
         actors={},
         blocked_s={},

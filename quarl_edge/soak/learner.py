@@ -20,7 +20,7 @@ from pathlib import Path
 
 from quarl_device.actor.bench import BUILT_IN_POLICY
 from quarl_device.errors import JournalError
-from quarl_device.link import BrokerURL, PahoLink, Will
+from quarl_device.link import BrokerURL, PahoLink, Will, read_password
 from quarl_device.policy_file import PolicyFile, read_policy_path
 from quarl_device.wire.block import BlockSpec
 from quarl_device.wire.keys import LearnerKey
@@ -65,7 +65,9 @@ def main(words: list[str] | None = None) -> None:
     policy, key, topics = soak_policy(), LearnerKey.load_or_create(options.key), Topics(options.fleet)
     birth = _birth(policy, key, epoch=options.epoch, block_steps=options.block_steps)
     gone = Will(topic=topics.learner, payload=dataclasses.replace(birth, status="gone").encode())
-    link = PahoLink(BrokerURL.parse(options.broker), client_id=f"learner-{options.epoch}", will=gone)
+    link = PahoLink(
+        BrokerURL.parse(options.broker), client_id=f"learner-{options.epoch}", password=read_password(), will=gone
+    )
     receiver = Receiver(link, topics, ingest)
     receiver.listen()
     link.connect(timeout_s=_CONNECT_S)

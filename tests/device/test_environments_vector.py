@@ -177,3 +177,23 @@ def test_a_vector_entry_point_with_another_way_to_reset_is_not_used(monkeypatch)
     assert adapter.mode == "same_step"
     assert closed == [True]
     adapter.close()
+
+
+class Engines(gymnasium.Env):
+    """Pays the direction of its action, -1 to 1, as LunarLander computes it."""
+
+    observation_space, action_space = Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action - 1), False, False, {}
+
+
+def test_an_environment_may_subtract_from_the_action_that_travels_as_a_byte(monkeypatch):
+    spec = gymnasium.envs.registration.EnvSpec("QuarlEngines-v0", entry_point=Engines)
+    monkeypatch.setitem(gymnasium.registry, "QuarlEngines-v0", spec)
+    adapter = make_vector(EnvSpec(env_id="QuarlEngines-v0"), 3)
+    adapter.reset(seed=0)
+    np.testing.assert_array_equal(adapter.step(np.array([0, 1, 2], np.uint8)).reward, [-1.0, 0.0, 1.0])

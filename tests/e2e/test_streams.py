@@ -1,7 +1,15 @@
-"""Real processes, a real broker, real kills: in the end every step made is stored once, or declared dropped."""
+"""Real processes, a real broker, real kills: in the end every step made is stored once, or declared dropped.
 
+But for the kills of the broker itself, on one more broker by its URL (docs/guides/broker.md)::
+
+    QUARL_TEST_BROKER_URL=mqtt://user@emqx.local:1883 QUARL_MQTT_PASSWORD=... pytest tests/e2e/test_streams.py -k url
+"""
+
+import contextlib
+import dataclasses
 import json
 import os
+import secrets
 import signal
 import struct
 import sys
@@ -11,15 +19,19 @@ from collections import Counter
 import pytest
 from runs_helper import DEVICE, Started
 
+from quarl_device.link import BrokerURL, PahoLink
 from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.testing.tcp_proxy import TcpProxy
 from quarl_device.wire.block_stamp import read_stamp
 from quarl_device.wire.keys import LearnerKey
+from quarl_device.wire.topics import Topics
 from quarl_edge.replay.segments import iterate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(240)]
 
 BLOCK_STEPS = 16
+URL = os.environ.get("QUARL_TEST_BROKER_URL", "")
+BROKERS = ["mosquitto", *(["url"] if URL else [])]
 
 COUNTING = """
 import gymnasium, mmap, os, struct
@@ -41,11 +53,39 @@ gymnasium.register("Counting-v0", lambda: Counting(gymnasium.make("CartPole-v1")
 """
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """A broker that runs already, and that others may use: what is done there is done in a fleet of its own."""
+
+    url: str
+    fleet: str
+
+    @property
+    def place(self):
+        return BrokerURL.parse(self.url)
+
+    def clear(self):
+        """Remove what the fleet has retained."""
+        link = PahoLink(self.place, client_id=self.fleet, password=os.environ.get("QUARL_MQTT_PASSWORD"))
+        topics = set()
+        link.subscribe(f"{Topics(self.fleet).root}/#", lambda message: topics.add(message.topic))
+        link.connect(timeout_s=20)
+        with contextlib.closing(link):
+            time.sleep(2.0)
+            for topic in topics:
+                link.publish(topic, b"", retain=True)
+            assert link.flush(timeout_s=10)
+
+
 class Scene:
     """A broker, a learner and an actor, each of which can be killed and started again."""
 
     def __init__(self, folder, broker, *, port=None):
-        self.folder, self.broker, self.port = folder, broker, port or broker.port
+        self.folder, self.broker, self.fleet = folder, broker, getattr(broker, "fleet", "lab")
+        place = BrokerURL.parse(broker.url)
+        self.port = port or place.port
+        host = "127.0.0.1" if port else place.host
+        self.actor_url = f"mqtt://{place.user + '@' if place.user else ''}{host}:{self.port}"
         self.epoch, self.started, self.learner, self.actor = int(time.time()), [], None, None
         (folder / "counting_env.py").write_text(COUNTING)
         (folder / "counts").mkdir()
@@ -54,7 +94,7 @@ class Scene:
     def start_learner(self):
         self.epoch += 1
         words = [
-            sys.executable, "-m", "quarl_edge.soak.learner", "--broker", self.broker.url, "--fleet", "lab",
+            sys.executable, "-m", "quarl_edge.soak.learner", "--broker", self.broker.url, "--fleet", self.fleet,
             "--journal", self.folder / "journal", "--epoch", self.epoch, "--key", self.folder / "learner.key",
             "--block-steps", BLOCK_STEPS,
         ]  # fmt: skip
@@ -62,14 +102,15 @@ class Scene:
 
     def start_actor(self, *words):
         words = [
-            *DEVICE, "run", "--broker", f"mqtt://127.0.0.1:{self.port}", "--fleet", "lab", "--id", "pi",
+            *DEVICE, "run", "--broker", self.actor_url, "--fleet", self.fleet, "--id", "pi",
             "--env", "counting_env:Counting-v0", "--learner-key", self.folder / "learner.pub",
             "--block-steps", BLOCK_STEPS, "--state-dir", self.folder / "state", "--format", "json", *words,
         ]  # fmt: skip
         self.actor = self._start(words, "actor")
 
     def _start(self, words, name):
-        env = {"PYTHONPATH": str(self.folder), "COUNTS": str(self.folder / "counts")}
+        paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {"PYTHONPATH": os.pathsep.join(paths), "COUNTS": str(self.folder / "counts")}
         number = len(self.started)
         self.started.append(Started(words, cwd=self.folder, log=self.folder / f"{number}-{name}.log", env=env))
         return self.started[-1]
@@ -159,35 +200,60 @@ class Scene:
         return stamps, learner
 
 
+@pytest.fixture(params=BROKERS)
+def broker(request):
+    if request.param == "mosquitto":
+        with Mosquitto() as broker:
+            yield broker
+        return
+    elsewhere = Elsewhere(url=URL, fleet=f"test-{secrets.token_hex(4)}")
+    if elsewhere.place.tls:
+        pytest.skip(
+            "the actors come through a proxy, whose name is in no certificate: QUARL_TEST_BROKER_URL=mqtt://..."
+        )
+    yield elsewhere
+    elsewhere.clear()
+
+
 @pytest.fixture
-def scene(tmp_path):
-    with Mosquitto() as broker:
-        one = Scene(tmp_path, broker)
-        yield one
-        one.close()
+def scene(tmp_path, broker):
+    one = Scene(tmp_path, broker)
+    yield one
+    one.close()
 
 
-def test_a_killed_actor_delivers_what_it_left_under_the_name_of_that_life(tmp_path):
+@pytest.fixture
+def proxy(broker):
+    place = BrokerURL.parse(broker.url)
+    with TcpProxy(place.port, host=place.host) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def remote_scene(tmp_path, broker, proxy):
+    """A scene whose actor comes through `proxy`."""
+    one = Scene(tmp_path, broker, port=proxy.port)
+    yield one
+    one.close()
+
+
+def test_a_killed_actor_delivers_what_it_left_under_the_name_of_that_life(remote_scene, proxy):
     """It is offline when it is killed: nothing of what it made since is anywhere but in its spool."""
-    with Mosquitto() as broker, TcpProxy(broker.port) as proxy:
-        scene = Scene(tmp_path, broker, port=proxy.port)
-        try:
-            scene.start_learner()
-            for _ in range(2):
-                scene.start_actor()
-                scene.wait_for_more(20)
-                proxy.refuse()
-                proxy.cut()
-                stored = len(scene.stamps())
-                scene.wait_for_steps(100 * BLOCK_STEPS)
-                assert len(scene.stamps()) <= stored + 64, "it is offline"
-                scene.kill(scene.actor)
-                proxy.refuse(False)
-            scene.start_actor()
-            scene.wait_for_life(3)
-            stamps, learner = scene.ledger(killed=2)
-        finally:
-            scene.close()
+    scene = remote_scene
+    scene.start_learner()
+    for _ in range(2):
+        scene.start_actor()
+        scene.wait_for_more(20)
+        proxy.refuse()
+        proxy.cut()
+        stored = len(scene.stamps())
+        scene.wait_for_steps(100 * BLOCK_STEPS)
+        assert len(scene.stamps()) <= stored + 64, "it is offline"
+        scene.kill(scene.actor)
+        proxy.refuse(False)
+    scene.start_actor()
+    scene.wait_for_life(3)
+    stamps, learner = scene.ledger(killed=2)
     lives = list(dict.fromkeys(stamp.boot_id for stamp in stamps))
     assert len(lives) == 4
     assert [stamp.boot_id for stamp in stamps] == sorted((s.boot_id for s in stamps), key=lives.index), "life by life"
@@ -228,50 +294,42 @@ def test_a_killed_broker_loses_nothing_whatever_it_remembers(tmp_path, persisten
         scene.broker.stop()
 
 
-def test_all_of_them_are_killed_while_a_full_spool_stands_still(tmp_path):
+def test_all_of_them_are_killed_while_a_full_spool_stands_still(remote_scene, proxy, tmp_path):
     """A spool of a MiB fills while nobody listens; the actor says why it stands still, and nothing is dropped."""
-    with Mosquitto() as broker, TcpProxy(broker.port) as proxy:
-        scene = Scene(tmp_path, broker, port=proxy.port)
-        try:
-            scene.start_learner()
-            scene.start_actor("--spool-mib", 1, "--spool-sync", "never")
-            scene.wait_for_more(20)
-            proxy.refuse()
-            proxy.cut()
-            scene._wait(lambda: "spool full" in scene.actor.said(), "a full spool", 120)
-            made = scene.made()
-            scene.kill(scene.learner)
-            time.sleep(0.5)
-            assert scene.made() == made, "it stands still"
-            size = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*.qs"))
-            assert size <= 1024 * 1024 + 4096
-            scene.kill(scene.actor)
-            proxy.refuse(False)
-            scene.start_learner()
-            scene.start_actor("--spool-mib", 1)
-            scene.wait_for_life(2)
-            scene.ledger(killed=1)
-        finally:
-            scene.close()
+    scene = remote_scene
+    scene.start_learner()
+    scene.start_actor("--spool-mib", 1, "--spool-sync", "never")
+    scene.wait_for_more(20)
+    proxy.refuse()
+    proxy.cut()
+    scene._wait(lambda: "spool full" in scene.actor.said(), "a full spool", 120)
+    made = scene.made()
+    scene.kill(scene.learner)
+    time.sleep(0.5)
+    assert scene.made() == made, "it stands still"
+    size = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*.qs"))
+    assert size <= 1024 * 1024 + 4096
+    scene.kill(scene.actor)
+    proxy.refuse(False)
+    scene.start_learner()
+    scene.start_actor("--spool-mib", 1)
+    scene.wait_for_life(2)
+    scene.ledger(killed=1)
 
 
-def test_an_actor_that_drops_the_oldest_declares_every_step_of_it(tmp_path):
-    with Mosquitto() as broker, TcpProxy(broker.port) as proxy:
-        scene = Scene(tmp_path, broker, port=proxy.port)
-        try:
-            scene.start_learner()
-            scene.start_actor("--spool-mib", 1, "--when-full", "drop-oldest")
-            scene.wait_for_more(20)
-            proxy.refuse()
-            proxy.cut()
-            # A block takes some 1.5 KiB, so these are more than a MiB holds.
-            scene.wait_for_steps(1_500 * BLOCK_STEPS)
-            proxy.refuse(False)
-            scene.wait_for_more(20)
-            _, learner = scene.ledger(killed=0)
-            assert learner["account"]["pi"]["lost_steps"] > 100 * BLOCK_STEPS
-        finally:
-            scene.close()
+def test_an_actor_that_drops_the_oldest_declares_every_step_of_it(remote_scene, proxy):
+    scene = remote_scene
+    scene.start_learner()
+    scene.start_actor("--spool-mib", 1, "--when-full", "drop-oldest")
+    scene.wait_for_more(20)
+    proxy.refuse()
+    proxy.cut()
+    # A block takes some 1.5 KiB, so these are more than a MiB holds.
+    scene.wait_for_steps(1_500 * BLOCK_STEPS)
+    proxy.refuse(False)
+    scene.wait_for_more(20)
+    _, learner = scene.ledger(killed=0)
+    assert learner["account"]["pi"]["lost_steps"] > 100 * BLOCK_STEPS
 
 
 def test_two_processes_with_one_id_end_as_one_and_both_of_their_books_are_kept(scene):

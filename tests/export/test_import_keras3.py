@@ -7,10 +7,12 @@ import sys
 import zipfile
 from pathlib import Path
 
+import gymnasium
 import h5py
 import numpy as np
 import pytest
 
+from quarl_device.environments import EnvSpec
 from quarl_device.errors import ModelFileError, SourceMismatch, SpaceMismatch, UnsafeSource, UnsupportedModel
 from quarl_export.importers import ImportOptions, detect, import_policy
 from quarl_export.importers.functional import Place
@@ -63,6 +65,35 @@ def test_row_1_a_keras_3_file_is_read_by_its_weights():
     assert policy.contract.env_id == "CartPole-v1"
     assert policy.contract.action.n == 2
     assert policy.contract.algorithm == "dqn"
+
+
+class Parts(gymnasium.Env):
+    """Observes a Dict of four numbers, or of other things."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, **sizes):
+        box = gymnasium.spaces.Box
+        self.observation_space = gymnasium.spaces.Dict({key: box(-9.0, 9.0, (n,)) for key, n in sizes.items()})
+
+
+gymnasium.register("QuarlParts-v0", entry_point=Parts)
+
+
+@pytest.mark.parametrize(("sizes", "key"), [({"z": 1, "a": 3}, "observation"), ({"joint": 4}, "joint")])
+def test_a_model_of_one_vector_sees_a_dict_flattened_and_the_file_names_no_module(sizes, key):
+    options = ImportOptions(env_id=f"{__name__}:QuarlParts-v0", env_kwargs=sizes)
+    contract = import_policy(HERE / "mlp.keras", options=options).contract
+    assert [(spec.key, spec.shape) for spec in contract.observations] == [(key, (4,))]
+    assert contract.env_id == "QuarlParts-v0"
+    # What plays the file knows it by the same rule.
+    assert EnvSpec.seen_as(contract.observations, contract.env_id).flat == (key == "observation")
+
+
+def test_a_dict_of_another_size_is_refused():
+    options = ImportOptions(env_id="QuarlParts-v0", env_kwargs={"z": 2, "a": 3})
+    with pytest.raises(SpaceMismatch):
+        import_policy(HERE / "mlp.keras", options=options)
 
 
 def test_a_file_is_refused_before_keras_or_tensorflow_is_imported():

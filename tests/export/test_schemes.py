@@ -195,7 +195,10 @@ def test_options_that_cannot_be_are_refused(options, says):
     [
         ({"keep_float": {"nothing"}}, "'nothing' is no layer"),
         ({"keep_float": {"a"}, "scheme": "float16"}, "means nothing"),
-        ({"keep_float": {"a"}, "scheme": "int16x8"}, "cannot keep layer 'a'"),
+        (
+            {"keep_float": {"a"}, "scheme": "int16x8"},
+            "--keep-float means nothing with scheme int16x8: it keeps no layer",
+        ),
         ({}, "needs a range"),
         ({"scheme": "int16x8"}, "from observations"),
     ],

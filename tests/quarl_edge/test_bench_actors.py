@@ -67,7 +67,7 @@ def test_a_missing_extra_is_a_row_with_the_command_that_adds_it(capfd, monkeypat
     assert "load average" in where
 
 
-@pytest.mark.parametrize(("env_id", "code"), [("Nope-v1", UnknownEnvironment.code), ("Taxi-v4", 21)])
+@pytest.mark.parametrize(("env_id", "code"), [("Nope-v1", UnknownEnvironment.code), ("QuarlCatch-v0", 21)])
 def test_where_nothing_was_measured_the_first_reason_is_the_exit_code(capfd, env_id, code):
     found, out, err = run(capfd, env_id, "--envs", "1", *QUICK)
     assert found == code

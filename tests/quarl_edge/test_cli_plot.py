@@ -77,6 +77,17 @@ def test_the_same_runs_give_the_same_file(seeds):
         assert draw(curves, kind=kind) == draw(curves, kind=kind)
 
 
+def test_a_goal_that_the_runs_do_not_have(tmp_path, capsys):
+    run = make_run(tmp_path, name="mine", goal_return=None)
+    out = tmp_path / "c.svg"
+    assert main(["plot", str(run.path), "--out", str(out), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["curves"][0]["goal_return"] is None
+    assert not any("goal" in text for text in texts(out.read_bytes()))
+    assert main(["plot", str(run.path), "--out", str(out), "--goal", "-12.5"]) == 0
+    assert "goal -12.5" in texts(out.read_bytes())
+    assert main(["plot", str(run.path), "--out", str(out), "--goal", "nan"]) == 2
+
+
 def test_runs_by_name_under_a_directory(seeds, tmp_path, capsys):
     out = tmp_path / "c.svg"
     assert main(["plot", "seed-0", "seed-1", "seed-0", "--runs", str(tmp_path / "runs"), "--out", str(out)]) == 0

@@ -110,6 +110,22 @@ def test_what_the_prose_says_is_what_was_measured(measured):
         assert found[ours]["held"] > found[more]["held"] > found[no_random]["held"]
         assert found[ours]["rows"][0]["verdict"] == "undecided"
     assert "Of seed 0, the default of an export, the files of this DQN and of this PPO are undecided" in text
+    [centred] = json.loads((DOCS / "results" / "calibration-dqn-cartpole-centred.json").read_text())["mixtures"]
+    assert f"With `--center-q` {centred['held']} of the DQN's ten files hold" in text
     assert "All of its single actions are within 5 % of float's with every seed" in text
     ppo = by_turns["SB3 PPO, VecNormalize, continuous"].values()
     assert {row["agreement"] for found in ppo for row in found["rows"]} == {1.0}
+
+
+def test_options_after_training_are_worth_what_was_measured():
+    found = json.loads((DOCS / "results" / "qat-after-training.json").read_text())
+    page = (DOCS / "qat.md").read_text()
+    expected = [
+        f"| {row['return_mean']:.1f} | {100 * row['agreement']:.0f} % | {100 * row['regret']:.1f} % | "
+        f"{row['bytes']:,} | {row['verdict']} |"
+        for row in found["rows"]
+    ]
+    shown = re.findall(r"^\| (?:none: int8 head|`--.*?`) (\|.*\|)$", page, re.MULTILINE)
+    assert shown == expected
+    assert f"({100 * found['rows'][0]['agreement']:.0f} % of actions)" in page
+    assert all(row["forced"] for row in found["rows"])

@@ -117,7 +117,7 @@ class Faulty(gymnasium.Env):
 
 
 HOW = {"fault": ""}
-gymnasium.register("QuarlFaulty-v0", entry_point=Faulty)
+gymnasium.register("QuarlSpoilt-v0", entry_point=Faulty)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ gymnasium.register("QuarlFaulty-v0", entry_point=Faulty)
 def test_an_environment_that_misbehaves_is_told_before_a_run_begins(monkeypatch, fault, error, message):
     monkeypatch.setitem(HOW, "fault", fault)
     with pytest.raises(error, match=message) as caught:
-        look_at(make_config("QuarlFaulty-v0"))
+        look_at(make_config("QuarlSpoilt-v0"))
     assert "\n" not in str(caught.value)
-    assert "'QuarlFaulty-v0'" in str(caught.value)
+    assert "'QuarlSpoilt-v0'" in str(caught.value)
 
 
 def test_the_same_environment_without_a_fault_is_taken():
-    assert look_at(make_config("QuarlFaulty-v0")).golden_observations.shape == (7, 3)
+    assert look_at(make_config("QuarlSpoilt-v0")).golden_observations.shape == (7, 3)
 
 
 def test_an_environment_of_a_module_that_the_user_named():
@@ -166,7 +166,7 @@ def test_a_dict_is_one_vector_to_the_learner():
 def test_integers_are_refused_with_what_makes_floats_of_them(monkeypatch):
     monkeypatch.setattr(Faulty, "dtype", np.int64)
     with pytest.raises(UnsupportedSpace, match="observes a vector of int64; dqn takes float32 or float64") as caught:
-        look_at(make_config("QuarlFaulty-v0"))
+        look_at(make_config("QuarlSpoilt-v0"))
     assert "DtypeObservation" in caught.value.hint
 
 

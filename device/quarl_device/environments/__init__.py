@@ -3,7 +3,14 @@
 from quarl_device import catch
 from quarl_device.environments.ids import bare_name, check_registered, first_line, names_module
 from quarl_device.environments.making import EnvSpec, make_single, missing_part
-from quarl_device.environments.spaces import check_matches, check_unchanged, is_one_vector, show_action, spaces_to_specs
+from quarl_device.environments.spaces import (
+    check_matches,
+    check_unchanged,
+    flattened,
+    is_one_vector,
+    show_action,
+    spaces_to_specs,
+)
 from quarl_device.environments.vectors import VectorAdapter, VectorStep, make_vector
 
 catch.register()
@@ -17,6 +24,7 @@ __all__ = [
     "check_registered",
     "check_unchanged",
     "first_line",
+    "flattened",
     "is_one_vector",
     "make_single",
     "make_vector",

@@ -143,10 +143,7 @@ def check_matches(
         SpaceMismatch: naming each difference.
         UnsupportedSpace: the environment's own spaces are none of ours.
     """
-    if isinstance(env, gymnasium.Env):
-        found, found_action = spaces_to_specs(env.observation_space, env.action_space)
-    else:
-        found, found_action = env.observations, env.action
+    found, found_action = _specs_of(env)
     ours, theirs = ({s.key: (s.shape, s.dtype) for s in specs} for specs in (found, observations))
     differences = [
         f"observation {key!r}: the environment has {_show(ours.get(key))}, expected {_show(theirs.get(key))}"
@@ -168,6 +165,13 @@ def check_matches(
         said = f"{given} is not the environment that the policy was made for: {said}"
         hint = "name that one with --env ID"
     raise SpaceMismatch(said, hint=hint)
+
+
+def _specs_of(env: Any) -> tuple[tuple[ObservationSpec, ...], ActionSpec]:
+    # By what it has, not by its class: what stands before an environment to time it is no gymnasium.Env.
+    if hasattr(env, "observation_space"):
+        return spaces_to_specs(env.observation_space, env.action_space)
+    return env.observations, env.action
 
 
 def check_unchanged(

@@ -59,7 +59,7 @@ class VectorAdapter:
         self._always.flags.writeable = False
         self._valid = self._always
         self._none = np.empty(0, np.intp)
-        self._start = self.action.start
+        self._start, self._is_discrete = self.action.start, self.action.kind == "discrete"
 
     def reset(self, *, seed: int | None = None) -> Any:
         """Start N episodes; environment i is seeded with `seed + i` where they are separate environments.
@@ -79,7 +79,8 @@ class VectorAdapter:
         Raises:
             EnvironmentMisbehaved: an environment raised.
         """
-        if self._start:
+        if self._is_discrete:
+            # What travels as uint8 wraps around where an environment subtracts from it, as LunarLander does.
             actions = actions.astype(np.int64) + self._start
         try:
             observation, reward, terminated, truncated, info = self.env.step(actions)

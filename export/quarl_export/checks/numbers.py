@@ -70,7 +70,7 @@ def check_ranges(subject: Subject) -> CheckResult:
             start = " as stock quantizers start it" if (low, high) in ((-_START, _START), (0.0, _START)) else ""
             faults.append(
                 f"the range of {site!r} ({low:.3g}, {high:.3g}){start} costs {lost:.1f} of 8 bits: values are in "
-                f"({tensors[site].min():.3g}, {tensors[site].max():.3g})"
+                f"({tensors[site].min():.3g}, {tensors[site].max():.3g}); {_narrower(subject, site)}"
             )
     return CheckResult(
         code="Q02",
@@ -79,6 +79,13 @@ def check_ranges(subject: Subject) -> CheckResult:
         limit=MAX_BITS_LOST,
         message="; ".join(faults[:3]) or f"{len(subject.network.plan.sites)} ranges, at most {worst:.1f} bits unused",
     )
+
+
+def _narrower(subject: Subject, site: str) -> str:
+    """Return what makes the range of `site` narrower: one of extremes is that of the rarest of all observations."""
+    if site in subject.source.ranges:
+        return "calibrate anew with --calibrate"
+    return "--range percentile leaves out the rare values that calibration has met"
 
 
 def _too_narrow(subject: Subject, site: str, values: NDArray[Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
+from quarl_device.environments import bare_name
 from quarl_device.errors import NonFiniteError, UnsupportedModel
 from quarl_export.importers.equality import TOLERANCE, Finish, largest_difference, softmax
 from quarl_export.importers.heads import (
@@ -54,7 +55,7 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
         observations: tuple[ObservationSpec, ...] | None = known.observations
         action: ActionSpec | None = known.action
     else:
-        observations, action = environment_specs(options) or (None, None)
+        observations, action = environment_specs(options, source.draft.inputs) or (None, None)
     choice = choose_head(source.draft, action, options)
     outputs = {role: source.draft.outputs[name] for role, name in choice.outputs.items()}
     acting = dataclasses.replace(source.draft, outputs=outputs)
@@ -67,7 +68,8 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
         _check_finite(f"the scaling of output {role!r}", scale, shift)
         finish[role] = _affine(scale, shift)
     contract = PolicyContract(
-        env_id=options.env_id,
+        # The module that registers it is named by whoever plays it, never by a file.
+        env_id=bare_name(options.env_id),
         env_kwargs=dict(options.env_kwargs),
         algorithm=options.algorithm,
         scheme="",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
+from typing import Any
+
+import gymnasium
 
 from quarl_device.contract import ActionSpec, ObservationSpec
-from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
-from quarl_device.errors import SpaceMismatch, UsageError
+from quarl_device.environments import EnvSpec, flattened, make_single, spaces_to_specs
+from quarl_device.errors import SpaceMismatch, UnsupportedSpace, UsageError
 from quarl_device.frame_stack import fill_frame
 from quarl_export.importers.options import MAX_STACK, ImportOptions
 from quarl_export.ir.layers import Shape
@@ -17,8 +20,16 @@ DEFAULT_KEY = "observation"
 _DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 
-def environment_specs(options: ImportOptions) -> tuple[tuple[ObservationSpec, ...], ActionSpec] | None:
+def environment_specs(
+    options: ImportOptions, inputs: Mapping[str, Shape]
+) -> tuple[tuple[ObservationSpec, ...], ActionSpec] | None:
     """Return the specs of the environment that the user named, `None` if none was named.
+
+    A source that reads one vector sees what it observes flattened, as a learner's policy does.
+
+    Args:
+        options: name it.
+        inputs: of the source, by name.
 
     Raises:
         UnknownEnvironment, MissingExtra, EnvironmentMisbehaved: it cannot be made.
@@ -30,11 +41,28 @@ def environment_specs(options: ImportOptions) -> tuple[tuple[ObservationSpec, ..
     # The user of this machine names it, so it may name a module too.
     env = make_single(EnvSpec(env_id=options.env_id, kwargs=dict(options.env_kwargs)), allow_module=True)
     try:
+        env = _as_read(env, options, inputs)
         observations, action = spaces_to_specs(env.observation_space, env.action_space)
     finally:
         env.close()
     check_stacked_keys(options, [spec.key for spec in observations], f"the environment {options.env_id!r} gives")
     return tuple(_stacked(spec, options) for spec in observations), action
+
+
+def _as_read(
+    env: gymnasium.Env[Any, Any], options: ImportOptions, inputs: Mapping[str, Shape]
+) -> gymnasium.Env[Any, Any]:
+    """Return the environment as a source with these inputs can read it."""
+    space = env.observation_space
+    # A Dict of one key is what one input may be bound to.
+    of_one_key = isinstance(space, gymnasium.spaces.Dict) and len(space.spaces) == 1
+    if options.inputs or of_one_key or [len(shape) for shape in inputs.values()] != [1]:
+        return env
+    try:
+        return flattened(env)
+    except UnsupportedSpace:
+        # Which of its parts the source does not read is better said by name.
+        return env
 
 
 def bind_inputs(

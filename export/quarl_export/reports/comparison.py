@@ -155,11 +155,17 @@ def _pairs(left: Side, right: Side, *, same_policy: bool) -> tuple[tuple[LayerPa
 
 
 def _check_order(left: Side, right: Side) -> None:
-    """Refuse a quantized file as what a float one is measured by: every figure would have the wrong sign."""
+    """Refuse a quantized file as what another is measured by: its own errors would be taken for the other's."""
     if left.scheme in _QUANTIZED and right.scheme in _FLOAT:
         raise UsageError(
             f"{left.path} is {left.scheme} and {right.path} is {right.scheme}: the float file comes first",
             hint=f"quarl-edge compare {shlex.quote(right.path)} {shlex.quote(left.path)}",
+        )
+    # A file beside itself differs in nothing, by whatever it is measured.
+    if left.scheme in _QUANTIZED and right.scheme in _QUANTIZED and left.sha256 != right.sha256:
+        raise UsageError(
+            f"{left.path} is {left.scheme}: expected a float file first, to measure {right.path} ({right.scheme}) by",
+            hint="make one of the same policy: quarl-edge export FLOAT.tflite --scheme float32 --from SOURCE",
         )
 
 
@@ -233,6 +239,53 @@ def _elements(side: Side, place: int) -> int:
     return math.prod(stacked_shape(side.observations[place]))
 
 
+class _Outputs:
+    """What two files answer, row by row, and how far apart that is.
+
+    Args:
+        left: the float file.
+        right: the other one.
+        places: role to output tensor index, of each.
+        centred: one of them gives Q values less their mean, so the float one's are brought to the other's.
+
+    Attributes:
+        meter: over all outputs.
+        traced_gap: largest difference between the acting and the traced run of `right`.
+    """
+
+    def __init__(
+        self, left: TracedFile, right: TracedFile, places: tuple[dict[str, int], dict[str, int]], *, centred: bool
+    ) -> None:
+        self._files, self._places, self._centred = (left, right), places, centred
+        self._rows: tuple[dict[str, list[Float]], ...] = tuple({role: [] for role in places[0]} for _ in places)
+        self.meter, self.traced_gap = ErrorMeter(), 0.0
+
+    def add(self) -> None:
+        """Take in what both files have just answered.
+
+        Raises:
+            UsageError: an output has another size in the other file.
+        """
+        left, right = self._files
+        for role, place in self._places[0].items():
+            wanted, found = left.output(place), right.output(self._places[1][role])
+            if wanted.size != found.size:
+                raise UsageError(
+                    f"output {role!r} has {wanted.size} elements in one file and {found.size} in the other"
+                )
+            if self._centred and role == "q_values":
+                wanted = level(wanted, found)
+            self.meter.add(wanted, found)
+            gap = float(np.abs(found - right.traced(self._places[1][role])).max())
+            self.traced_gap = max(self.traced_gap, gap)
+            for rows, values in zip(self._rows, (wanted, found), strict=True):
+                rows[role].append(values)
+
+    def stacked(self) -> tuple[dict[str, Float], ...]:
+        """Return role to float64 ``[rows, width]``, of each file."""
+        return tuple({role: np.stack(rows) for role, rows in each.items()} for each in self._rows)
+
+
 def _compare(
     left: TracedFile,
     right: TracedFile,
@@ -243,35 +296,23 @@ def _compare(
     known: tuple[Finding, ...] = (),
 ) -> Comparison:
     source = right.side if right.side.contract else left.side
-    mine, its = (_places(each.side, contract, source) for each in (left, right))
-    meter, traced_gap = ErrorMeter(), 0.0
     centred = left.side.centered_q != right.side.centered_q
-    inputs = InputMeter(right.side, left.side)
-    kept: tuple[dict[str, list[Float]], ...] = ({role: [] for role in mine}, {role: [] for role in mine})
-    arrays = tuple(_renamed(given.arrays, source, each.side) for each in (left, right))
-    for row in range(given.rows):
-        left.run(arrays[0], row)
-        entering = right.run(arrays[1], row)
-        inputs.add(right, entering)
-        for pair in pairs:
-            pair.add(left, right)
-        for role in mine:
-            wanted, found = left.output(mine[role]), right.output(its[role])
-            if wanted.size != found.size:
-                raise UsageError(
-                    f"output {role!r} has {wanted.size} elements in one file and {found.size} in the other"
-                )
-            if centred and role == "q_values":
-                wanted = level(wanted, found)
-            meter.add(wanted, found)
-            traced_gap = max(traced_gap, float(np.abs(found - right.traced(its[role])).max()))
-            kept[0][role].append(wanted)
-            kept[1][role].append(found)
-    outputs = tuple({role: np.stack(rows) for role, rows in each.items()} for each in kept)
+    places = (_places(left.side, contract, source), _places(right.side, contract, source))
+    answers = _Outputs(left, right, places, centred=centred)
+    saturation = _run_both(left, right, pairs, given, source, answers)
+    outputs = answers.stacked()
     acting = None if contract is None else agreement(contract, outputs[0], outputs[1])
-    saturation = inputs.result()
     entry = (input_report(each, elements=_elements(source, place)) for place, each in enumerate(saturation))
     layers = (*(report for report in entry if report is not None), *(pair.report() for pair in pairs))
+    found = find(
+        acting,
+        layers,
+        saturation,
+        recorded=given.recorded,
+        traced_gap=answers.traced_gap,
+        scheme=right.side.scheme,
+        cut_share=right.side.cut_share,
+    )
     return Comparison(
         reference=left.side,
         quantized=right.side,
@@ -280,24 +321,39 @@ def _compare(
         recorded=given.recorded,
         agreement=acting,
         contract=contract,
-        outputs=meter.result(),
+        outputs=answers.meter.result(),
         layers=layers,
         inputs=saturation,
         reference_outputs=outputs[0],
         quantized_outputs=outputs[1],
-        traced_gap=traced_gap,
-        findings=(
-            *(forced(each.side.path, each.side.forced) for each in (left, right) if each.side.forced),
-            *(one_is_centred(each.side.path) for each in (left, right) if centred and each.side.centered_q),
-            *find(
-                acting,
-                layers,
-                saturation,
-                recorded=given.recorded,
-                traced_gap=traced_gap,
-                scheme=right.side.scheme,
-                cut_share=right.side.cut_share,
-            ),
-            *known,
-        ),
+        traced_gap=answers.traced_gap,
+        findings=(*_of_sides((left.side, right.side), centred=centred), *found, *known),
+    )
+
+
+def _run_both(
+    left: TracedFile,
+    right: TracedFile,
+    pairs: tuple[LayerPair, ...],
+    given: Observations,
+    source: Side,
+    answers: _Outputs,
+) -> tuple[InputSaturation, ...]:
+    """Run both files on every row, let `pairs` and `answers` take it in, and return how far the inputs saturate."""
+    inputs = InputMeter(right.side, left.side)
+    arrays = tuple(_renamed(given.arrays, source, each.side) for each in (left, right))
+    for row in range(given.rows):
+        left.run(arrays[0], row)
+        inputs.add(right, right.run(arrays[1], row))
+        for pair in pairs:
+            pair.add(left, right)
+        answers.add()
+    return inputs.result()
+
+
+def _of_sides(sides: tuple[Side, Side], *, centred: bool) -> tuple[Finding, ...]:
+    """Return what a person should know of a file by itself."""
+    return (
+        *(forced(side.path, side.forced) for side in sides if side.forced),
+        *(one_is_centred(side.path) for side in sides if centred and side.centered_q),
     )

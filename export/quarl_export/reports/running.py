@@ -38,16 +38,8 @@ class TracedFile:
             inputs=[tensors[index].name for index in side.inputs],
             outputs=[tensors[index].name for index in side.graph.outputs],
         )
-        try:
-            self._traced: Any = Interpreter(
-                model_content=side.data,
-                num_threads=1,
-                experimental_op_resolver_type=OpResolverType.BUILTIN_REF,
-                experimental_preserve_all_tensors=True,
-            )
-            self._traced.allocate_tensors()
-        except (ValueError, RuntimeError) as error:
-            raise ModelFileError(f"LiteRT refuses {side.path or 'the model'}: {str(error)[:200]}") from error
+        kernels = OpResolverType.BUILTIN_REF, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        self._traced: Any = _first_that_loads(side, kernels, Interpreter)
 
     def run(self, observations: Mapping[str, NDArray[Any]], row: int) -> dict[str, Float]:
         """Run one row on both.
@@ -90,6 +82,30 @@ class TracedFile:
         if not np.isfinite(values).all():
             raise NonFiniteError(f"{self.side.path or 'the model'}: tensor {index} is NaN or Inf on an observation")
         return values
+
+
+def _first_that_loads(side: Side, kernels: tuple[Any, ...], interpreter: Any) -> Any:
+    """Return what keeps all tensors, in the first of `kernels` that has every operator: the reference ones lack ELU.
+
+    Raises:
+        ModelFileError: none has.
+    """
+    refused: Exception | None = None
+    for resolver in kernels:
+        try:
+            traced = interpreter(
+                model_content=side.data,
+                num_threads=1,
+                experimental_op_resolver_type=resolver,
+                experimental_preserve_all_tensors=True,
+            )
+            traced.allocate_tensors()
+        except (ValueError, RuntimeError) as error:
+            refused = error
+        else:
+            return traced
+    told = " ".join(str(refused).split())[:200]
+    raise ModelFileError(f"LiteRT refuses {side.path or 'the model'}: {told}") from refused
 
 
 def _bindings(side: Side) -> tuple[InputBinding, ...]:

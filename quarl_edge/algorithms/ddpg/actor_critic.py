@@ -19,7 +19,7 @@ from quarl_device.wire.exploration import Exploration, ExplorationKind
 from quarl_edge.algorithms.ddpg import DeterministicConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
-from quarl_edge.learner.networks import FloatNetwork
+from quarl_edge.learner.networks import FloatNetwork, blend_policy
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -193,11 +193,8 @@ class DeterministicActorCritic(ABC):
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
     def _blend_targets(self, tau: float) -> None:
-        """Polyak-average the weights; ranges are copied, since an average of two ranges fits neither network."""
+        blend_policy(self._target, self.policy, tau)
         self._target_critic.blend_from(self._critic, tau)
-        weights = {variable.ref() for variable in self.policy.trainable_variables}
-        for target, online in zip(self._target.variables, self.policy.variables, strict=True):
-            target.assign(target + tau * (online - target) if online.ref() in weights else online)
 
     def _copy_targets(self) -> None:
         self._target.assign_from(self.policy)

@@ -20,6 +20,7 @@ from quarl_device.wire.push import Exploration
 from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
+from quarl_edge.learner.networks import blend_policy
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -106,14 +107,8 @@ class Dqn:
             gradients, _ = tf.clip_by_global_norm(gradients, config.max_grad_norm)
         self._optimizer.apply_gradients(zip(gradients, weights, strict=True))
         if config.target_tau:
-            self._blend_target(config.target_tau)
+            blend_policy(self._target, self.policy, config.target_tau)
         return loss, tf.reduce_mean(q_values), error
-
-    def _blend_target(self, tau: float) -> None:
-        """Polyak-average the weights; ranges are copied, since an average of two ranges fits neither network."""
-        weights = {variable.ref() for variable in self.policy.trainable_variables}
-        for target, online in zip(self._target.variables, self.policy.variables, strict=True):
-            target.assign(target + tau * (online - target) if online.ref() in weights else online)
 
     def _copy_target(self) -> None:
         self._target.assign_from(self.policy)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, ObservationSpec, PolicyContract
-from quarl_device.environments import EnvSpec, make_single, spaces_to_specs
+from quarl_device.environments import EnvSpec, bare_name, make_single, spaces_to_specs
 from quarl_device.errors import SpaceMismatch, UsageError
 from quarl_export.importers.options import ImportOptions
 from quarl_export.importers.sb3.agent import Agent, read_agent
@@ -61,7 +61,7 @@ def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     warnings = (*warnings, *lost_to_float32(seen, constants))
     seen = filled(seen, statistics, what=what)
     contract = PolicyContract(
-        env_id=options.env_id,
+        env_id=bare_name(options.env_id),
         env_kwargs=dict(options.env_kwargs),
         algorithm=agent.algorithm,
         scheme="",
