@@ -80,8 +80,9 @@ def test_w9_a_run_with_local_actors_and_a_device_trains_over_tls_and_shows_no_se
     assert [name for piece, name in secrets.items() if piece in told] == []
 
 
+# Later than that of any run in this module, whose goodbye stays retained: an older learner would follow it and end.
 BIRTH = LearnerBirth(
-    status="online", epoch=int(time.time()), beat=1, env_id="CartPole-v1", algorithm="dqn",
+    status="online", epoch=int(time.time()) + 86_400, beat=1, env_id="CartPole-v1", algorithm="dqn",
     observations=(ObservationSpec(key="observation", shape=(4,)),), action=ActionSpec(kind="discrete", n=2),
     public_key="ab" * 32, mode="async", seed=0, block_steps=16, version="0",
 )  # fmt: skip
@@ -151,12 +152,16 @@ def test_w8_a_takeover_with_another_certificate_deposes_the_first_and_nobody_is_
 
 
 def test_w8_two_fleets_with_one_certificate_the_newcomer_leaves_and_the_one_that_served_goes_on(broker, monkeypatch):
-    """They do not even hear of each other: all that tells is that the broker ends each connection again and again."""
+    """They do not even hear of each other: all that tells is that the broker ends each connection again and again.
+
+    That takes half an hour, and both have the same patience: here the newcomer has little.
+    """
     monkeypatch.setattr(presence_module, "SETTLED_S", 0.0)
     first = Served(broker, "default")
     time.sleep(0.1)
     first.presence.tick()
     newcomer = Served(broker, "other")
+    monkeypatch.setattr(newcomer.presence, "_patience", lambda: 6)
     monkeypatch.setattr(presence_module, "SETTLED_S", 30.0)
 
     def leaves():
@@ -185,7 +190,7 @@ class Served:
     def __init__(self, broker, fleet):
         topics = Topics(fleet)
         self.link = broker.link("learner", will=will_of(topics, BIRTH))
-        self.presence = Presence(self.link, topics, BIRTH)
+        self.presence = Presence(self.link, topics, BIRTH, shared_id=True)
         self.link.connect(timeout_s=10.0)
         self.presence.announce()
 
