@@ -187,8 +187,9 @@ class SessionAccount:
         return (self._parts.experience.samples - self._first_samples) / inserted if inserted else 0.0
 
     def result(self, reason: StopReason) -> TrainResult:
-        """Return what the session ends with."""
+        """Return what the session ends with; how it stood then is the last that is written of it."""
         parts = self._parts
+        self._write_metrics(time.monotonic(), len(parts.receiver.actors))
         env_steps = parts.env_steps()
         # The age of a policy on another machine is told by another clock.
         local = () if parts.actors is None else parts.actors.names

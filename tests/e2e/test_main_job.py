@@ -88,7 +88,7 @@ def test_no_secret_of_the_demo_is_left_behind(demo):
     ("words", "code", "says"),
     [
         (["train", "CartPol-v1"], 20, "CartPole-v1"),
-        (["train", "Pendulum-v1"], 21, "continuous"),
+        (["train", "Pendulum-v1", "--algorithm", "dqn"], 21, "continuous"),
         (["train", "CartPole-v1", "--set", "learning_rat=1"], 2, "learning_rate"),
         (["train", "CartPole-v1", "--fleet", "My Fleet"], 2, "my-fleet"),
         (["train", "CartPole-v1", "--actors", "0", "--broker", "mqtt://127.0.0.1:9"], 30, "127.0.0.1:9"),

@@ -104,7 +104,8 @@ class Scene:
         words = [
             *DEVICE, "run", "--broker", self.actor_url, "--fleet", self.fleet, "--id", "pi",
             "--env", "counting_env:Counting-v0", "--learner-key", self.folder / "learner.pub",
-            "--block-steps", BLOCK_STEPS, "--state-dir", self.folder / "state", "--format", "json", *words,
+            "--block-steps", BLOCK_STEPS, "--state-dir", self.folder / "state", "--format", "json",
+            "--max-offline", 60, *words,
         ]  # fmt: skip
         self.actor = self._start(words, "actor")
 

@@ -41,7 +41,7 @@ def test_w8_learners_with_one_account_do_not_throw_each_other_off(tmp_path, mosq
         done = edge(*other, cwd=tmp_path, env=ENV, timeout=120)
         assert done.returncode == 0, done.stderr
         assert last_json(done)["env_steps"] >= 1500
-        assert "one" not in (tmp_path / "c" / "config.json").read_text()
+        assert '"one"' not in (tmp_path / "c" / "config.json").read_text()
         assert first.process.poll() is None
         assert "link" not in first.said()
         code, out = first.end(signal.SIGINT)

@@ -339,7 +339,8 @@ def test_tflite_runtime_acts_with_the_file_within_its_goldens(head, tmp_path):
         assert np.mean(there == ours) > 0.97
     else:
         golden = run_goldens(file.data, file.contract, inputs[:8])
-        limit = golden.tolerance_lsb * golden.lsb[policy.spec.role] * file.contract.action.scale[0]
+        # Steps are rounded to float32 on the way: half a percent of one is not one.
+        limit = (golden.tolerance_lsb + 0.005) * golden.lsb[policy.spec.role] * file.contract.action.scale[0]
         # A few of 600 numbers are a step further off: 4 LSB were seen.
         assert np.quantile(np.abs(there - ours), 0.99) <= limit
         assert np.abs(there - ours).max() <= 2 * limit

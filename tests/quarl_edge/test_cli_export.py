@@ -101,7 +101,7 @@ def test_doubtful_statistics_are_shown_in_text_and_json(tmp_path, capsys):
     assert code == 0
     assert "another agent's" in told["warnings"][0]
     assert main(["export", *map(str, words)]) == 0
-    assert "WARNING" in capsys.readouterr().out.splitlines()[2]
+    assert any("WARNING" in line for line in capsys.readouterr().out.splitlines()[:8])
 
 
 def test_head_and_what_was_assumed_are_told_and_stay_in_the_file(tmp_path, capsys):
@@ -207,9 +207,10 @@ def test_a_failed_check_is_told_whole_and_force_marks_the_file(tmp_path, capsys,
     assert "Q03" in read_policy_path(model).provenance["forced"]
     page = tmp_path / "page"
     assert main(["export", *map(str, words), "--force", "--report", str(page)]) == 0
-    first = capsys.readouterr().out.splitlines()[2]
-    assert "FORCED" in first
-    assert "Q03" in first
+    # A long path breaks the title over lines.
+    title = "".join(capsys.readouterr().out.splitlines()[:8])
+    assert "FORCED" in title
+    assert "Q03" in title
     html = (page / "index.html").read_text()
     assert f"{model} was written with --force" in html
 
