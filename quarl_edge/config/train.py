@@ -160,6 +160,16 @@ class TrainConfig:
                 f"observation_scale = {scale}: expected one value other than 0 for each dimension and offset"
             )
 
+    @property
+    def centers_q(self) -> bool:
+        """Whether exported Q values are centred over actions; only where an algorithm has some."""
+        return False
+
+    @property
+    def has_dueling_head(self) -> bool:
+        """Whether the policy learns values and advantages apart."""
+        return False
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with `changes`.
 

@@ -193,7 +193,7 @@ class Session:
             activation_bits=self._config.activation_bits,
             head_output=cast(HeadOutput, self._config.head_output),
             range_decay=self._config.range_decay,
-            center_q=getattr(self._config, "center_q", False),
+            center_q=self._config.centers_q,
         )
         return NetworkSpec(
             observations=(self._observation,),
@@ -201,7 +201,7 @@ class Session:
             hidden=self._config.hidden,
             head=self._head,
             quantization=quantization,
-            dueling=getattr(self._config, "dueling", False),
+            dueling=self._config.has_dueling_head,
         )
 
     def _build(self, stack: contextlib.ExitStack, normalizer: NormalizerPlan) -> tuple[Algorithm, QatTemplate, Auditor]:

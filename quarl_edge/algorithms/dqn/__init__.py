@@ -35,6 +35,16 @@ class DqnConfig(ReplayConfig):
     exploration_final: float = spec(0.05, 0, 1)
     exploration_steps: int = spec(10_000, 1, 10**12)
 
+    @property
+    def centers_q(self) -> bool:
+        """See `TrainConfig.centers_q`."""
+        return self.center_q
+
+    @property
+    def has_dueling_head(self) -> bool:
+        """See `TrainConfig.has_dueling_head`."""
+        return self.dueling
+
     def epsilon(self, env_steps: int) -> float:
         """Return the exploration epsilon after `env_steps` environment steps."""
         part = min(1.0, max(0.0, env_steps / self.exploration_steps))
