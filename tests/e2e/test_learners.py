@@ -8,11 +8,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.learning, pytest.mark.timeout(280)]
 
 
 @pytest.mark.parametrize(
-    ("env_id", "algorithm", "goal", "steps"),
-    [("Pendulum-v1", "d4pg", -250, 12_000), ("CartPole-v1", "ppo", 400, 60_000)],
+    ("env_id", "algorithm", "goal", "steps", "settings"),
+    [
+        ("Pendulum-v1", "d4pg", -250, 12_000, ()),
+        ("CartPole-v1", "ppo", 400, 60_000, ()),
+        ("CartPole-v1", "dqn", 400, 30_000, ("dueling=true", "priority_exponent=0.6")),
+    ],
 )
-def test_it_learns_with_the_int8_file_acting_and_the_run_exports_it(tmp_path, env_id, algorithm, goal, steps):
-    words = ["train", env_id, "--algorithm", algorithm, "--steps", steps, "--set", f"goal_return={goal}", "--run", "r"]
+def test_it_learns_with_the_int8_file_acting_and_the_run_exports_it(tmp_path, env_id, algorithm, goal, steps, settings):
+    words = ["train", env_id, "--algorithm", algorithm, "--steps", steps, "--run", "r"]
+    for setting in (f"goal_return={goal}", *settings):
+        words += ["--set", setting]
     done = edge(*words, "--format", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = last_json(done)
