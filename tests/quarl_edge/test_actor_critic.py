@@ -27,9 +27,10 @@ def step(whole, k):
     )
 
 
+@pytest.mark.parametrize(("tau", "period"), [(0.1, 0), (0.0, 4)])
 @pytest.mark.parametrize("name", NAMES)
-def test_k_fused_updates_equal_k_single_ones(name):
-    fused, single = build(name), build(name)
+def test_k_fused_updates_equal_k_single_ones(name, tau, period):
+    fused, single = (build(name, target_tau=tau, target_period_updates=period) for _ in range(2))
     whole = box_batch(reward=lambda seen, action: seen[..., 0] + action[..., 0], discount=0.9)
     fused.update(whole)
     for k in range(4):

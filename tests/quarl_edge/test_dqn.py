@@ -26,9 +26,9 @@ def target(algorithm):
     return {name: value for name, value in algorithm.arrays().items() if name.startswith("target/")}
 
 
-@pytest.mark.parametrize("double_q", [True, False])
-def test_k_fused_updates_equal_k_single_ones(double_q):
-    settings = config(double_q=double_q)
+@pytest.mark.parametrize(("double_q", "target_tau"), [(True, 0.0), (False, 0.0), (True, 0.1)])
+def test_k_fused_updates_equal_k_single_ones(double_q, target_tau):
+    settings = config(double_q=double_q, target_tau=target_tau, target_period_updates=0 if target_tau else 256)
     fused, single = Dqn(settings, policy()), Dqn(settings, policy())
     whole = batch()
     fused.update(whole)

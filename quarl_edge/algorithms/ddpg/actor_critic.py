@@ -19,7 +19,7 @@ from quarl_device.wire.exploration import Exploration, ExplorationKind
 from quarl_edge.algorithms.ddpg import DeterministicConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
-from quarl_edge.learner.networks import FloatNetwork, blend_policy
+from quarl_edge.learner.networks import FloatNetwork, at_once, blend_policy
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -135,33 +135,47 @@ class DeterministicActorCritic(ABC):
         self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
     ) -> Tensor:
         steps = tf.shape(reward)[0]
+        still = not self._config.target_tau
+        # Targets that stand still for the whole call see all of its batches at once: one product instead of K.
+        next_output = at_once(self._next_output, after) if still else after
         totals = (tf.zeros(()), tf.zeros(()), tf.zeros(()))
         errors = tf.TensorArray(tf.float32, steps, element_shape=reward.shape[1:])
         indices: Any = tf.range(steps)  # a loop in the graph
         for k in indices:
-            batch = (array[k] for array in (observation, action, reward, discount, after, weight))
-            *parts, error = self._step(*batch)
+            batch = (array[k] for array in (observation, action, reward, discount, weight))
+            ahead = next_output[k] if still else self._next_output(after[k])
+            *parts, error = self._step(*batch, next_output=ahead)
             totals = tuple(total + part for total, part in zip(totals, parts, strict=True))
             errors = errors.write(k, error)
         self._updates.assign_add(tf.cast(steps, tf.int64))
         return [*(total / tf.cast(steps, tf.float32) for total in totals), errors.stack()]
 
+    def _next_output(self, after: Tensor) -> Tensor:
+        after = tf.cast(after, tf.float32)
+        return self._target_critic(after, self._target.model(after, training=False))
+
     def _step(
-        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
+        self,
+        observation: Tensor,
+        action: Tensor,
+        reward: Tensor,
+        discount: Tensor,
+        weight: Tensor,
+        *,
+        next_output: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        observation, after = tf.cast(observation, tf.float32), tf.cast(after, tf.float32)
+        observation = tf.cast(observation, tf.float32)
         done = (tf.reshape(action, (-1, self._half.shape[0])) - self._middle) / self._half
         reward = reward * self._config.reward_scale
-        loss, error = self._step_critic(observation, done, reward, discount, after, weight)
+        loss, error = self._step_critic(observation, done, reward, discount, weight, next_output)
         value, slope = self._step_policy(observation)
         if self._config.target_tau:
             self._blend_targets(self._config.target_tau)
         return loss, value, slope, error
 
     def _step_critic(
-        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
+        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, weight: Tensor, next_output: Tensor
     ) -> tuple[Tensor, Tensor]:
-        next_output = self._target_critic(after, self._target.model(after, training=False))
         weights = self._critic.trainable_variables
         with tf.GradientTape() as tape:
             each, error = self.critic_loss(self._critic(observation, action), reward, discount, next_output)

@@ -20,7 +20,7 @@ from quarl_device.wire.push import Exploration
 from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
-from quarl_edge.learner.networks import blend_policy
+from quarl_edge.learner.networks import at_once, blend_policy
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -75,23 +75,33 @@ class Dqn:
         self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
     ) -> Tensor:
         steps = tf.shape(reward)[0]
+        still = not self._config.target_tau
+        # A target that stands still for the whole call sees all of its batches at once: one product instead of K.
+        next_q = at_once(self._next_q, after) if still else after
         loss, q_mean = tf.zeros(()), tf.zeros(())
         errors = tf.TensorArray(tf.float32, steps, element_shape=reward.shape[1:])
         indices: Any = tf.range(steps)  # a loop in the graph
         for k in indices:
             batch = (array[k] for array in (observation, action, reward, discount, after, weight))
-            step_loss, step_q, error = self._step(*batch)
+            step_loss, step_q, error = self._step(*batch, next_q=next_q[k] if still else self._next_q(after[k]))
             loss, q_mean, errors = loss + step_loss, q_mean + step_q, errors.write(k, error)
         self._updates.assign_add(tf.cast(steps, tf.int64))
         return loss / tf.cast(steps, tf.float32), q_mean / tf.cast(steps, tf.float32), errors.stack()
 
     def _step(
-        self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
+        self,
+        observation: Tensor,
+        action: Tensor,
+        reward: Tensor,
+        discount: Tensor,
+        after: Tensor,
+        weight: Tensor,
+        *,
+        next_q: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         config = self._config
         observation, after = tf.cast(observation, tf.float32), tf.cast(after, tf.float32)
         reward = reward * config.reward_scale
-        next_q = self._target.model(after, training=False)
         if config.double_q:
             next_online = self.policy.model(after, training=False)
             target = losses.double_q_learning_target(reward, discount, next_q, next_online)
@@ -109,6 +119,9 @@ class Dqn:
         if config.target_tau:
             blend_policy(self._target, self.policy, config.target_tau)
         return loss, tf.reduce_mean(q_values), error
+
+    def _next_q(self, after: Tensor) -> Tensor:
+        return self._target.model(tf.cast(after, tf.float32), training=False)
 
     def _copy_target(self) -> None:
         self._target.assign_from(self.policy)
