@@ -325,7 +325,7 @@ class TrainingLoop:
 
     def _best_meets_goal(self) -> bool:
         goal, best = self._config.goal_return, self._parts.keeper.best
-        return goal is not None and best is not None and best.result.return_mean >= goal
+        return goal is not None and best is not None and best.return_mean >= goal
 
     def _check_stalled(self) -> None:
         receiver, actors = self._parts.receiver, self._parts.actors

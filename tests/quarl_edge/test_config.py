@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.errors import CheckpointError, UsageError
+from quarl_device.evaluate import MAX_EPISODES
 from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.configure import (
@@ -230,7 +232,10 @@ def test_a_stored_config_says_what_it_lacks(stored, missing):
 
 def test_the_last_episode_of_a_judgement_has_a_valid_seed():
     config = MINIMAL.replace(evaluate_seed=2_000_000_000, evaluate_episodes=10_000)
-    assert config.evaluate_seed + 10_000 + config.evaluate_episodes < 2**31
+    starts = [config.evaluate_seed, config.fresh_seed, config.confirm_seed]
+    assert all(later - earlier >= config.evaluate_episodes for earlier, later in itertools.pairwise(starts))
+    # As `evaluate` bounds the first start seed.
+    assert starts[-1] <= 2**31 - 1 - MAX_EPISODES
 
 
 def test_a_stored_value_that_does_not_hold_is_named():
