@@ -12,8 +12,9 @@ def fit_head_range(policy: QatPolicy, experience: Experience, *, in_rounds: bool
     """Fit the head's range of `policy` to what it gives on observations that came in.
 
     An action that a range clips is another action, and a second of upright pendulum says nothing of the torque that
-    swings it up: ranges of boxes come from many episodes. Of discrete actions the largest number counts, and it stays
-    the largest where it is clipped: their range fits what the policy meets now, in finer steps.
+    swings it up: ranges of boxes come from many episodes. So do those of logits, which are probabilities: clipped ones
+    are sampled otherwise. Of Q values the largest counts, and it stays the largest where it is clipped: their range
+    fits what the policy meets now, in finer steps.
 
     Args:
         policy: in training.
@@ -22,6 +23,6 @@ def fit_head_range(policy: QatPolicy, experience: Experience, *, in_rounds: bool
     """
     if len(experience) < (1 if in_rounds else OBSERVATIONS):
         return
-    in_box = policy.spec.action.kind == "box"
-    observations = experience.spread_observations if in_box else experience.recent_observations
+    largest_counts = policy.spec.head == "q_values"
+    observations = experience.recent_observations if largest_counts else experience.spread_observations
     policy.head_range_from(observations(OBSERVATIONS))

@@ -1,6 +1,7 @@
 """The head's range: of actions it holds what the policy meets anywhere, of discrete numbers what it meets now."""
 
 import numpy as np
+import pytest
 from continuous_factory import BOX, DISCRETE, OBSERVATION, policy
 
 from quarl_edge.learner.head_range import OBSERVATIONS, fit_head_range
@@ -39,15 +40,16 @@ def test_an_action_is_clipped_nowhere_although_the_last_second_was_all_the_same(
     assert np.mean((values < low) | (values > high)) < 0.002
 
 
-def test_a_gaussians_mean_too():
-    network, experience = policy("gaussian"), Experience()
+@pytest.mark.parametrize(("head", "action"), [("gaussian", BOX), ("logits", DISCRETE)])
+def test_a_gaussians_mean_and_logits_too(head, action):
+    network, experience = policy(head, action=action), Experience(action)
     fit_head_range(network, experience, in_rounds=False)
     low, high = network.head_range
     values = outputs(network, experience.seen)
     assert np.mean((values < low) | (values > high)) < 0.002
 
 
-def test_discrete_numbers_have_the_steps_of_what_is_met_now():
+def test_q_values_have_the_steps_of_what_is_met_now():
     network, experience = policy("q_values", action=DISCRETE), Experience(DISCRETE)
     network.set_head_range(-100, 100)
     fit_head_range(network, experience, in_rounds=False)
