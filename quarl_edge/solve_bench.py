@@ -82,6 +82,8 @@ class SeedReport:
         env_steps: stored until training ended.
         updates: gradient steps.
         pushes: policies published.
+        prepare_ms_p50: variables read to signed bytes, median over the pushes.
+        push_ms_p50: variables read to ready for an actor's next step, median over the actors.
         audited: pushes compared with a real conversion.
         audit_failures: of these, how many differed.
         picked_env_steps: behind the file that was picked, the best judged one of the run.
@@ -101,6 +103,8 @@ class SeedReport:
     env_steps: int
     updates: int
     pushes: int
+    prepare_ms_p50: float | None
+    push_ms_p50: float | None
     audited: int
     audit_failures: int
     picked_env_steps: int
@@ -158,6 +162,8 @@ def solve_seed(
         env_steps=result.env_steps,
         updates=result.updates,
         pushes=result.pushes,
+        prepare_ms_p50=result.prepare_ms_p50,
+        push_ms_p50=result.push_ms_p50,
         audited=result.audited,
         audit_failures=result.audit_failures,
         picked_env_steps=best.env_steps,

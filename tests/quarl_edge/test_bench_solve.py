@@ -54,9 +54,10 @@ def run(capfd, *words):
 def report(seed, mean=480.0, *, solved=True):
     return SeedReport(
         seed=seed, solved=solved, reason="solved", wall_s=20.0, train_s=2.0 + seed, env_steps=3_000, updates=4_000,
-        pushes=60, audited=1, audit_failures=0, picked_env_steps=2_900, judged_return_mean=490.0,
-        confirmation_return_mean=485.0, fresh=Paired.of([mean, mean], [500.0, 490.0]), policy_bytes=9_000,
-        curve=((1_000, 20.0), (2_900, 490.0)), runtime="litert 2",
+        pushes=60, prepare_ms_p50=2.0, push_ms_p50=None, audited=1, audit_failures=0,
+        picked_env_steps=2_900, judged_return_mean=490.0, confirmation_return_mean=485.0,
+        fresh=Paired.of([mean, mean], [500.0, 490.0]), policy_bytes=9_000, curve=((1_000, 20.0), (2_900, 490.0)),
+        runtime="litert 2",
     )  # fmt: skip
 
 
@@ -171,7 +172,7 @@ class Training:
             JudgementLog(run.judgements).append(judged(steps, steps / 2))
         return SimpleNamespace(
             reason=self.reason, best=self.best, env_steps=210, updates=300, pushes=4, train_s=1.25, audited=1,
-            audit_failures=0,
+            audit_failures=0, prepare_ms_p50=1.5, push_ms_p50=None,
         )  # fmt: skip
 
 
@@ -187,6 +188,7 @@ def test_the_picked_file_plays_fresh_starts_and_its_own_mean_there_decides(monke
     assert found.solved
     assert found.fresh == Paired.of(fresh.returns, fresh.returns)
     assert (found.seed, found.reason, found.train_s, found.env_steps, found.pushes) == (5, "solved", 1.25, 210, 4)
+    assert (found.prepare_ms_p50, found.push_ms_p50) == (1.5, None)
     assert (found.picked_env_steps, found.judged_return_mean, found.confirmation_return_mean) == (200, 100.0, 90.0)
     assert found.curve == ((100, 50.0), (200, 100.0))
     assert found.policy_bytes == len(FILE.read_bytes())
