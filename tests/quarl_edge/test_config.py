@@ -49,6 +49,14 @@ def test_layers_later_ones_win():
     assert make_config("Acrobot-v1", asked={"batch_size": 32}, settings=["batch_size=16"]).batch_size == 16
 
 
+def test_a_preset_of_an_id_with_a_slash_lies_in_a_folder():
+    assert "dm_control/cartpole-balance-v0" in preset_names("d4pg")
+    config = make_config("dm_control/cartpole-balance-v0")
+    assert (config.algorithm, config.value_max) == ("d4pg", 10)
+    with pytest.raises(UsageError, match="did you mean 'dm_control/cartpole-balance-v0'"):
+        make_config("X-v0", algorithm="d4pg", preset="dm_control/cartpole-balance")
+
+
 def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(UsageError, match="did you mean 'CartPole-v1'"):
         make_config("X-v0", preset="Cartpole-v1")
@@ -189,7 +197,8 @@ def test_an_unknown_algorithm_names_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("env_id", "algorithm"), [("CartPole-v1", "dqn"), ("Nothing-v0", "dqn"), ("Pendulum-v1", "d4pg")]
+    ("env_id", "algorithm"),
+    [("CartPole-v1", "dqn"), ("Nothing-v0", "dqn"), ("Pendulum-v1", "d4pg"), ("dm_control/walker-walk-v0", "d4pg")],
 )
 def test_without_an_algorithm_the_one_with_a_preset_is_taken(env_id, algorithm):
     assert usual_algorithm(env_id) == make_config(env_id).algorithm == algorithm
