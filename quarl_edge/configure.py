@@ -73,7 +73,7 @@ def usual_algorithm(env_id: str) -> str:
 
 
 def preset_names(algorithm: str = DEFAULT_ALGORITHM) -> list[str]:
-    """Return the environments that an algorithm has a preset for, and "default"; an id with a slash lies in a folder."""
+    """Return the environments that an algorithm has a preset for, and "default"; ids with a slash lie in folders."""
     return sorted(_names_below(_presets(algorithm), ""))
 
 
