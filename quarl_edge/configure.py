@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.resources
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Any
 
@@ -73,9 +73,8 @@ def usual_algorithm(env_id: str) -> str:
 
 
 def preset_names(algorithm: str = DEFAULT_ALGORITHM) -> list[str]:
-    """Return the environments that an algorithm has a preset for, and "default"."""
-    entries = _presets(algorithm).iterdir()
-    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+    """Return the environments that an algorithm has a preset for, and "default"; ids with a slash lie in folders."""
+    return sorted(_names_below(_presets(algorithm), ""))
 
 
 def read_preset(name: str, algorithm: str = DEFAULT_ALGORITHM) -> dict[str, Any]:
@@ -142,6 +141,14 @@ def config_from_json(data: Any) -> TrainConfig:
         return cls(**given)
     except (UsageError, TypeError) as error:
         raise CheckpointError(f"config.json does not hold: {error}", hint=hint) from error
+
+
+def _names_below(folder: Traversable, prefix: str) -> Iterator[str]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _names_below(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith(".toml"):
+            yield prefix + entry.name.removesuffix(".toml")
 
 
 def _presets(algorithm: str) -> Traversable:

@@ -1,6 +1,7 @@
 """Every judgement of a run, as `judgements.jsonl`: what learning curves are drawn from.
 
-A judgement is the return of one exported int8 file over greedy episodes on the run's start seeds.
+A judgement is the return of one exported int8 file over greedy episodes on the run's start seeds; where it reaches the
+goal, the file plays as many other starts, and training ends only if it reaches the goal on those too.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Judgement:
         episodes: greedy ones, on start seeds that are the same for all judgements of a run.
         sha256: digest of the file that was played.
         runtime: that played it.
+        confirmation_mean: its mean return on other starts, where it reached the goal; `None` where it did not.
     """
 
     env_steps: int
@@ -44,6 +46,7 @@ class Judgement:
     episodes: int
     sha256: str = ""
     runtime: str = ""
+    confirmation_mean: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,8 @@ class JudgementLog:
             "runtime": result.runtime,
             "unix_s": round(time.time(), 3),
         }
+        if judged.confirmation is not None:
+            line["confirmation_mean"] = judged.confirmation.return_mean
         try:
             with self._path.open("a+b") as file:
                 if not append_line(file, line):
@@ -122,6 +127,7 @@ def _latest(points: Iterable[Judgement]) -> tuple[Judgement, ...]:
 
 
 def _from_json(data: Mapping[str, Any]) -> Judgement | None:
+    confirmation = data.get("confirmation_mean")
     try:
         point = Judgement(
             env_steps=int(data["env_steps"]),
@@ -131,8 +137,10 @@ def _from_json(data: Mapping[str, Any]) -> Judgement | None:
             episodes=int(data["episodes"]),
             sha256=str(data.get("sha256", ""))[:64],
             runtime=str(data.get("runtime", ""))[:80],
+            confirmation_mean=None if confirmation is None else float(confirmation),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     counted = 0 <= point.env_steps <= _MAX_STEPS and point.episodes > 0
-    return point if counted and math.isfinite(point.return_mean) and math.isfinite(point.return_std) else None
+    numbers = (point.return_mean, point.return_std, point.confirmation_mean or 0.0)
+    return point if counted and all(map(math.isfinite, numbers)) else None

@@ -37,9 +37,6 @@ QAT_VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Row of the table to what it sets beside the preset; "base" is the preset: 8 bits, an int8 head, centred."""
 
-FRESH_SEEDS = 10_000
-"""Added to the start seeds for starts that training was never judged on."""
-
 _COMPARED = 2_000
 
 
@@ -85,7 +82,7 @@ def _trained(env_id: str, variant: str, seed: int, settings: Sequence[str], epis
         agreement = _agreement(file, twin, run.journal)
     goal, best = config.goal_return, result.best
     row = {
-        "solved": goal is not None and best is not None and best.result.return_mean >= goal,
+        "solved": goal is not None and best is not None and best.return_mean >= goal,
         "env_steps": result.env_steps,
         "updates": result.updates,
         "train_s": round(result.train_s, 2),
@@ -101,7 +98,7 @@ def _returns(file: PolicyFile, twin: PolicyFile, config: TrainConfig, episodes: 
     found: dict[str, Any] = {}
     for name, played in (("file", file), ("float", twin)):
         judged = evaluate(played, episodes=episodes, seed=config.evaluate_seed)
-        fresh = evaluate(played, episodes=episodes, seed=config.evaluate_seed + FRESH_SEEDS)
+        fresh = evaluate(played, episodes=episodes, seed=config.fresh_seed)
         found |= {f"{name}_return_mean": judged.return_mean, f"{name}_fresh_return_mean": fresh.return_mean}
         if played is file:
             found |= {"act_us_p50": judged.act_us_p50, "runtime": judged.runtime}

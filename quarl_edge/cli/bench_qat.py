@@ -9,10 +9,10 @@ import typer
 
 from quarl_device.environments import check_registered
 from quarl_device.errors import UsageError
-from quarl_edge.cli.bench import parse_seeds
 from quarl_edge.cli.demo import DEMO_ENV
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, write_json, write_line
+from quarl_edge.cli.sweep import parse_seeds
 from quarl_edge.configure import make_config
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
@@ -40,7 +40,7 @@ def qat(
     if make_config(env, settings=settings or []).goal_return is None:
         raise UsageError(f"{env} has no goal to reach", hint="name one: --set goal_return=NUMBER")
     with quit_at_interrupt():
-        from quarl_edge.qat_table import FRESH_SEEDS, QAT_VARIANTS, summarize, train_variant
+        from quarl_edge.qat_table import QAT_VARIANTS, summarize, train_variant
 
     unknown = sorted(set(only or ()) - set(QAT_VARIANTS))
     if unknown:
@@ -57,7 +57,7 @@ def qat(
                 "env": env,
                 "settings": settings or [],
                 "episodes": episodes,
-                "fresh_seeds_from": make_config(env, settings=settings or []).evaluate_seed + FRESH_SEEDS,
+                "fresh_seeds_from": make_config(env, settings=settings or []).fresh_seed,
                 "runtime": _runtime(rows),
                 "machine": describe_machine(),
                 "summary": summarize(rows),

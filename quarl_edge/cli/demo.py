@@ -20,7 +20,7 @@ from quarl_edge.cli.summary import audit_rows, milliseconds, selection
 from quarl_edge.config import TrainConfig
 from quarl_edge.configure import make_config
 from quarl_edge.extras import require_learner
-from quarl_edge.learner.result import TrainResult
+from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.machine import describe_machine
 from quarl_edge.progress import make_progress
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
@@ -37,7 +37,7 @@ class DemoReport:
         env: gymnasium id.
         algorithm: "dqn".
         seed: of everything random.
-        solved: whether the exported int8 file reached the goal.
+        solved: whether the exported int8 file reached the goal, on the starts of judgements and on those that confirm.
         wall_s: the whole command, set-up and judging included.
         train_s: first push, before the first environment step, to the last update, everything included.
         env_steps: environment steps stored in replay.
@@ -52,6 +52,8 @@ class DemoReport:
         prepare_ms_p50: variables read to signed bytes, the learner's part of the push.
         int8_return_mean: greedy, of the exported file.
         float_return_mean: greedy, of the same weights unquantized, in the same runtime, on the same start seeds.
+        confirmation_return_mean: of the same file as it was pushed, on the starts that confirm a goal that was reached;
+            `None` where none was.
         fresh_return_mean: of the exported file on start seeds that no judgement of this run has seen.
         judgements: of int8 files while training; the exported file is the best of them, on the same start seeds.
         last_return_mean: of the last judgement, which need not be the best.
@@ -85,6 +87,7 @@ class DemoReport:
     prepare_ms_p50: float | None
     int8_return_mean: float
     float_return_mean: float
+    confirmation_return_mean: float | None
     fresh_return_mean: float
     judgements: int
     last_return_mean: float | None
@@ -184,14 +187,14 @@ def _judge(
     file = read_policy_path(model)
     episodes, seed = config.evaluate_episodes, config.evaluate_seed
     int8 = evaluate(file, episodes=episodes, seed=seed)
-    fresh = evaluate(file, episodes=episodes, seed=seed + 10_000)
+    fresh = evaluate(file, episodes=episodes, seed=config.fresh_seed)
     float_file = read_policy(float_policy(directory.policy))
     unquantized = evaluate(float_file, episodes=episodes, seed=seed)
     return DemoReport(
         env=config.env_id,
         algorithm=config.algorithm,
         seed=config.seed,
-        solved=int8.return_mean >= goal,
+        solved=result.reason is StopReason.SOLVED and int8.return_mean >= goal,
         wall_s=time.monotonic() - started,
         train_s=result.train_s,
         env_steps=result.env_steps,
@@ -206,6 +209,7 @@ def _judge(
         prepare_ms_p50=result.prepare_ms_p50,
         int8_return_mean=int8.return_mean,
         float_return_mean=unquantized.return_mean,
+        confirmation_return_mean=_confirmation(result),
         fresh_return_mean=fresh.return_mean,
         judgements=result.judgements,
         last_return_mean=result.last_return_mean,
@@ -220,6 +224,11 @@ def _judge(
         model=str(model),
         run=str(directory.path),
     )
+
+
+def _confirmation(result: TrainResult) -> float | None:
+    confirmation = None if result.best is None else result.best.confirmation
+    return None if confirmation is None else confirmation.return_mean
 
 
 def _show(report: DemoReport, output: Format) -> None:
@@ -242,8 +251,9 @@ def _rows(report: DemoReport) -> list[tuple[str, str]]:
         ("solved", "yes" if report.solved else "no"),
         ("int8 return", f"{report.int8_return_mean:.1f}  ({seeds}; goal {report.goal_return:g})"),
         ("chosen as", selection(report.judgements, report.episodes, report.last_return_mean)),
+        *_confirmed(report),
         ("float return", f"{report.float_return_mean:.1f}  (same weights unquantized, same starts)"),
-        ("int8, fresh starts", f"{report.fresh_return_mean:.1f}  (start seeds {report.episode_seed + 10_000}..)"),
+        ("int8, fresh starts", f"{report.fresh_return_mean:.1f}  (start seeds that nothing of the run has seen)"),
         ("training", f"{report.train_s:.1f} s  ({report.wall_s:.1f} s with set-up and judging)"),
         ("env steps", f"{report.env_steps:,}  ({report.actor_steps_per_s:,.0f}/s, held back by the replay limiter)"),
         ("updates", f"{report.updates:,}  ({report.updates_per_s:,.0f}/s)"),
@@ -254,3 +264,9 @@ def _rows(report: DemoReport) -> list[tuple[str, str]]:
         ("runtime", report.runtime),
         ("machine", report.machine),
     ]
+
+
+def _confirmed(report: DemoReport) -> list[tuple[str, str]]:
+    if report.confirmation_return_mean is None:
+        return []
+    return [("confirmed by", f"{report.confirmation_return_mean:.1f}  (as many other starts, before training ended)")]

@@ -13,6 +13,8 @@ from quarl_edge.config import fields
 from quarl_edge.config.fields import choice, spec
 
 CONFIG_SCHEMA = 1
+# As many as a judgement may play at most, so that the sets of start seeds below have none in common.
+_STARTS_APART = 10_000
 HEAD_OUTPUTS = ("int8", "float32", "int16")
 RUNTIMES = ("litert", "tflite-2.14")
 
@@ -42,7 +44,8 @@ class TrainConfig:
         evaluate_episodes: greedy episodes per judgement.
         evaluate_seed: start seed of the first; the next ones follow. Its bound leaves them room below 2^31.
         evaluate_timeout_s: longest time that anything waits for a judgement.
-        goal_return: stop when a judgement reaches it; `None`: use the whole budget.
+        goal_return: stop when a judgement reaches it, and the same file does on as many other starts; `None`: use the
+            whole budget.
         observation_offset: per dimension, of `(observation - offset) * scale`; `None`: 0, or from data.
         observation_scale: per dimension; `None`: from the first experience.
         weight_bits: 2-8, of the network's kernels.
@@ -82,7 +85,7 @@ class TrainConfig:
     max_grad_norm: float = spec(10.0, 0, math.inf)
     push_period_updates: int = spec(128, 1, 10**9)
     evaluate_period_pushes: int = spec(10, 1, 10**9)
-    evaluate_episodes: int = spec(20, 1, 10_000)
+    evaluate_episodes: int = spec(20, 1, _STARTS_APART)
     evaluate_seed: int = spec(1_000, 0, 2_000_000_000)
     evaluate_timeout_s: float = spec(120.0, 0, 86_400, above=True)
     goal_return: float | None = None
@@ -159,6 +162,16 @@ class TrainConfig:
             raise UsageError(
                 f"observation_scale = {scale}: expected one value other than 0 for each dimension and offset"
             )
+
+    @property
+    def fresh_seed(self) -> int:
+        """The first start seed that nothing of a run has seen: for returns that no choice has flattered."""
+        return self.evaluate_seed + _STARTS_APART
+
+    @property
+    def confirm_seed(self) -> int:
+        """The first start seed of confirmations: of files that were judged to reach the goal."""
+        return self.evaluate_seed + 2 * _STARTS_APART
 
     @property
     def centers_q(self) -> bool:

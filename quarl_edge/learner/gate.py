@@ -14,7 +14,7 @@ MAX_HELD_BACK = 4
 
 
 class PushGate:
-    """Judges a snapshot on recent observations before it goes out.
+    """Judges a snapshot before it goes out, on observations from many episodes, as its ranges come from.
 
     Before anything was learned there is nothing to judge, and never more than `MAX_HELD_BACK` pushes in a row are held
     back: they carry the exploration too, and an old policy in the field is worse than an imprecise one.
@@ -59,7 +59,7 @@ class PushGate:
     def judge(self, snapshot: PolicySnapshot, *, updates: int) -> RangeHealth | None:
         """Measure `snapshot` without holding it back (lockstep, whose turns cannot be left out)."""
         if updates and len(self._experience):
-            self.health = range_health(snapshot, self._experience.recent_observations(_OBSERVATIONS))
+            self.health = range_health(snapshot, self._experience.spread_observations(_OBSERVATIONS))
             self.bounds = _bounds(snapshot)
         return self.health
 

@@ -84,7 +84,7 @@ class Keeper:
         A disk that refuses is no reason to stop learning: `sync` tries again, and `finish` insists.
         """
         self._judgements.append(judged)
-        if self.best is not None and judged.result.return_mean <= self.best.result.return_mean:
+        if self.best is not None and judged.return_mean <= self.best.return_mean:
             return
         self.best = judged
         self._unsaved = (pushed, judged)
@@ -185,8 +185,17 @@ def judged_from_json(data: Any) -> Judged | None:
     """Read back what a checkpoint says of the best policy."""
     if data is None:
         return None
-    result = {**data["result"], "returns": tuple(data["result"]["returns"])}
-    return Judged(version=data["version"], env_steps=data["env_steps"], result=Evaluation(**result))
+    confirmation = data.get("confirmation")
+    return Judged(
+        version=data["version"],
+        env_steps=data["env_steps"],
+        result=_evaluation(data["result"]),
+        confirmation=None if confirmation is None else _evaluation(confirmation),
+    )
+
+
+def _evaluation(data: Mapping[str, Any]) -> Evaluation:
+    return Evaluation(**{**data, "returns": tuple(data["returns"])})
 
 
 def kept_judgement(policy: Path) -> Judged | None:
@@ -204,4 +213,4 @@ def better(one: Judged | None, other: Judged | None) -> Judged | None:
     """Return the better judged of two, the first where they are equal."""
     if one is None or other is None:
         return one or other
-    return other if other.result.return_mean > one.result.return_mean else one
+    return other if other.return_mean > one.return_mean else one

@@ -19,6 +19,7 @@ from quarl_device.errors import (
 from quarl_edge.config import RolloutConfig
 from quarl_edge.learner.account import SessionAccount
 from quarl_edge.learner.gate import PushGate
+from quarl_edge.learner.head_range import fit_head_range
 from quarl_edge.learner.parts import Parts, Progression
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.learner.result import StopReason, TrainResult
@@ -29,7 +30,6 @@ _WAIT_S = 0.05
 _CHORES_PERIOD_S = 0.5
 _STALL_S = 120.0
 _BLOCKED_S = 3_600.0
-_HEAD_RANGE_OBSERVATIONS = 256
 _MAX_UNJUDGED = 5
 
 
@@ -204,9 +204,7 @@ class TrainingLoop:
         """Make the next policy version ready to go out."""
         parts, progression = self._parts, self._progression
         progression.version += 1
-        # A short round is all that there is; a replay soon holds more.
-        if len(parts.experience) >= (1 if self._in_rounds else _HEAD_RANGE_OBSERVATIONS):
-            parts.algorithm.policy.head_range_from(parts.experience.recent_observations(_HEAD_RANGE_OBSERVATIONS))
+        fit_head_range(parts.algorithm.policy, parts.experience, in_rounds=self._in_rounds)
         env_steps = parts.env_steps()
         pushed = parts.publisher.prepare(
             parts.algorithm.policy.snapshot,
@@ -325,7 +323,7 @@ class TrainingLoop:
 
     def _best_meets_goal(self) -> bool:
         goal, best = self._config.goal_return, self._parts.keeper.best
-        return goal is not None and best is not None and best.result.return_mean >= goal
+        return goal is not None and best is not None and best.return_mean >= goal
 
     def _check_stalled(self) -> None:
         receiver, actors = self._parts.receiver, self._parts.actors

@@ -119,6 +119,8 @@ class Session:
                 env_id=self._config.env_id,
                 episodes=self._config.evaluate_episodes,
                 seed=self._config.evaluate_seed,
+                goal_return=self._config.goal_return,
+                confirm_seed=self._config.confirm_seed,
             )
             stack.callback(evaluator.close)
             normalizer = NormalizerPlan(self._config, self._observation)

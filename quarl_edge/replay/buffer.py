@@ -17,11 +17,12 @@ import numpy as np
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import CheckpointError
 from quarl_edge.replay.priorities import Priorities
-from quarl_edge.replay.transitions import Array, Batch, Transitions
+from quarl_edge.replay.transitions import Array, Batch, Transitions, spread
 
 __all__ = ["Batch", "ReplayBuffer"]
 
 _SLOTS = 2
+_SPREAD_OVER = 10_000
 
 
 class ReplayBuffer:
@@ -167,6 +168,13 @@ class ReplayBuffer:
         with self._lock:
             count = min(count, len(self))
             index = np.arange(self.inserted - count, self.inserted) % self._capacity
+            return self._ring["observation"][index]
+
+    def spread_observations(self, count: int) -> Array:
+        """Return copies of observations from all over the newest 10,000: [min(count, len), *shape]."""
+        with self._lock:
+            held = min(_SPREAD_OVER, len(self))
+            index = (self.inserted - held + spread(count, held)) % self._capacity
             return self._ring["observation"][index]
 
     def newest(self, count: int) -> Transitions:

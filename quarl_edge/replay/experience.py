@@ -19,7 +19,7 @@ from quarl_edge.replay.limiter import SampleToInsertRatio, default_error_buffer
 from quarl_edge.replay.nstep import NStepAssembler
 from quarl_edge.replay.priorities import Priorities
 from quarl_edge.replay.rollouts import Rollout, RolloutStore
-from quarl_edge.replay.transitions import Array, Batch, single_observation
+from quarl_edge.replay.transitions import Array, Batch, single_observation, spread
 
 _KEPT_OBSERVATIONS = 1_024
 
@@ -85,6 +85,13 @@ class Experience(Protocol):
 
     def recent_observations(self, count: int) -> Array:
         """Return copies of the newest observations, oldest first: [min(count, len), *shape]."""
+        ...
+
+    def spread_observations(self, count: int) -> Array:
+        """Return copies of observations from many of the last episodes, in no order: [min(count, len), *shape].
+
+        The newest ones are neighbours in an episode or two, and say little of what the policy meets elsewhere.
+        """
         ...
 
     def seek(self, inserted: int) -> None:
@@ -227,6 +234,10 @@ class ReplayExperience:
         """See `Experience.recent_observations`."""
         return self.replay.recent_observations(count)
 
+    def spread_observations(self, count: int) -> Array:
+        """See `Experience.spread_observations`."""
+        return self.replay.spread_observations(count)
+
     def seek(self, inserted: int) -> None:
         """See `Experience.seek`."""
         self.replay.seek(inserted)
@@ -345,6 +356,11 @@ class RoundExperience:
         if self._recent is None:
             raise ValueError("recent_observations() before the first round")
         return self._recent[-count:].copy()
+
+    def spread_observations(self, count: int) -> Array:
+        """Return observations of the newest whole round, of its end if it is a long one: what a checkpoint keeps."""
+        kept = self.recent_observations(_KEPT_OBSERVATIONS)
+        return kept[spread(count, len(kept))]
 
     def seek(self, inserted: int) -> None:
         """See `Experience.seek`."""

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.contract import ObservationSpec
 from quarl_device.errors import UnsupportedSpace
 
 Array = NDArray[Any]
+
+# Of the golden ratio's multiples, the fractional parts lie evenly whatever their number is, and keep no step with
+# episodes, blocks or environments.
+_GOLDEN = 0.618_033_988_749_894_9
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -75,3 +80,10 @@ def single_observation(observations: Sequence[ObservationSpec]) -> ObservationSp
             f"replay does not stack frames yet: observation {observations[0].key!r} asks for {observations[0].stack}"
         )
     return observations[0]
+
+
+def spread(count: int, held: int) -> NDArray[np.int64]:
+    """Return places spread evenly over 0..held-1, the same each time: int64[min(count, held)], in no order."""
+    if count >= held:
+        return np.arange(held)
+    return (np.arange(count) * _GOLDEN % 1.0 * held).astype(np.int64)

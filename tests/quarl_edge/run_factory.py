@@ -10,13 +10,17 @@ from quarl_edge.runs import RunDirectory
 from quarl_edge.session_log import noted_session
 
 
-def judged(env_steps, mean, *, version=1, sha256="a" * 64):
+def evaluation(mean, *, seed=1000, sha256="a" * 64):
+    return Evaluation(
+        env_id="CartPole-v1", episodes=20, seed=seed, returns=(mean,) * 20, return_mean=mean, return_std=0.5,
+        runtime="double 1.0", sha256=sha256, act_us_p50=1.0, steps=100,
+    )  # fmt: skip
+
+
+def judged(env_steps, mean, *, version=1, sha256="a" * 64, confirmation=None):
     return Judged(
-        version=version, env_steps=env_steps,
-        result=Evaluation(
-            env_id="CartPole-v1", episodes=20, seed=1000, returns=(mean,) * 20, return_mean=mean, return_std=0.5,
-            runtime="double 1.0", sha256=sha256, act_us_p50=1.0, steps=100,
-        ),
+        version=version, env_steps=env_steps, result=evaluation(mean, sha256=sha256),
+        confirmation=None if confirmation is None else evaluation(confirmation, seed=21_000, sha256=sha256),
     )  # fmt: skip
 
 

@@ -62,6 +62,26 @@ def test_it_learns_where_the_best_action_lies(name):
     assert np.abs(unit - seen[:, :2]).mean() < 0.2
 
 
+def saturate(algorithm):
+    """Drive both actions so deep into saturation that float32 has no slope there."""
+    snapshot = algorithm.policy.snapshot()
+    biases = (*snapshot.biases[:-1], snapshot.biases[-1] + np.float32([30, -30]))
+    algorithm.policy.restore(dataclasses.replace(snapshot, biases=biases))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("without_xla")
+@pytest.mark.parametrize(("weight", "comes_back"), [(0.1, True), (0.0, False)])
+def test_a_saturated_policy_comes_back(name, weight, comes_back):
+    algorithm = build(name, saturation_weight=weight, learning_rate=0.1)
+    saturate(algorithm)
+    for seed in range(30):
+        algorithm.update(box_batch(seed=seed))
+    entering = np.abs(algorithm.policy.linear_model(box_batch(steps=1, seed=99).observation[0]).numpy())
+    assert (entering.max() < 6.0) == comes_back
+    assert (entering.min() > 25.0) != comes_back
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("without_xla")
 def test_targets_are_copied_by_period_or_blended(name):

@@ -90,7 +90,7 @@ def test_it_says_what_it_measured(capfd, monkeypatch):
     ("words", "says"),
     [
         (["--only", "9 bits"], "no variant"),
-        (["--seeds", "a"], "expected numbers"),
+        (["--seeds", "a"], "expected seeds"),
         (["--set", "goal_return=none"], "no goal"),
         (["Nowhere-v9"], "Nowhere-v9"),
     ],

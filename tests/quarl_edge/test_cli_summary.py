@@ -95,6 +95,7 @@ REPORT = DemoReport(
     env="CartPole-v1", algorithm="dqn", seed=0, solved=True, wall_s=12.0, train_s=1.0, env_steps=3000, updates=4800,
     updates_per_s=4800.0, actor_steps_per_s=3000.0, pushes=76, audited=2, audit_failures=0, conversion_reason="",
     push_ms_p50=5.5, prepare_ms_p50=1.6, int8_return_mean=500.0, float_return_mean=500.0, fresh_return_mean=499.0,
+    confirmation_return_mean=498.0,
     judgements=9, last_return_mean=500.0, episodes=20, episode_seed=1000, goal_return=475.0, policy_bytes=8864,
     float_bytes=21520, act_us_p50=1.6, runtime="litert", machine="this", model="model.tflite", run="runs/x",
 )  # fmt: skip
@@ -103,6 +104,8 @@ REPORT = DemoReport(
 def test_the_demo_says_how_its_file_was_chosen(capsys):
     assert dict(_rows(REPORT))["chosen as"].startswith("best of 9 judgements on the same 20 start seeds")
     assert "audits" not in dict(_rows(REPORT))
+    assert dict(_rows(REPORT))["confirmed by"].startswith("498.0")
+    assert "confirmed by" not in dict(_rows(dataclasses.replace(REPORT, confirmation_return_mean=None)))
     assert dict(_rows(REPORT))["pushes"] == "76  (5.5 ms p50 to ready on an actor, 1.6 ms in the learner)"
     untold = dataclasses.replace(REPORT, push_ms_p50=None, prepare_ms_p50=None)
     assert dict(_rows(untold))["pushes"] == "76  (- p50 to ready on an actor, - in the learner)"

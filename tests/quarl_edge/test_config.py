@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_device.errors import CheckpointError, UsageError
+from quarl_device.evaluate import MAX_EPISODES
 from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.configure import (
@@ -45,6 +47,14 @@ def test_layers_later_ones_win():
     assert make_config("MountainCar-v0", preset="CartPole-v1").learning_rate == 1e-3
     assert make_config("Acrobot-v1", asked={"batch_size": 32}).batch_size == 32
     assert make_config("Acrobot-v1", asked={"batch_size": 32}, settings=["batch_size=16"]).batch_size == 16
+
+
+def test_a_preset_of_an_id_with_a_slash_lies_in_a_folder():
+    assert "dm_control/cartpole-balance-v0" in preset_names("d4pg")
+    config = make_config("dm_control/cartpole-balance-v0")
+    assert (config.algorithm, config.value_max) == ("d4pg", 10)
+    with pytest.raises(UsageError, match="did you mean 'dm_control/cartpole-balance-v0'"):
+        make_config("X-v0", algorithm="d4pg", preset="dm_control/cartpole-balance")
 
 
 def test_an_unknown_preset_names_the_nearest():
@@ -187,7 +197,8 @@ def test_an_unknown_algorithm_names_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("env_id", "algorithm"), [("CartPole-v1", "dqn"), ("Nothing-v0", "dqn"), ("Pendulum-v1", "d4pg")]
+    ("env_id", "algorithm"),
+    [("CartPole-v1", "dqn"), ("Nothing-v0", "dqn"), ("Pendulum-v1", "d4pg"), ("dm_control/walker-walk-v0", "d4pg")],
 )
 def test_without_an_algorithm_the_one_with_a_preset_is_taken(env_id, algorithm):
     assert usual_algorithm(env_id) == make_config(env_id).algorithm == algorithm
@@ -230,7 +241,10 @@ def test_a_stored_config_says_what_it_lacks(stored, missing):
 
 def test_the_last_episode_of_a_judgement_has_a_valid_seed():
     config = MINIMAL.replace(evaluate_seed=2_000_000_000, evaluate_episodes=10_000)
-    assert config.evaluate_seed + 10_000 + config.evaluate_episodes < 2**31
+    starts = [config.evaluate_seed, config.fresh_seed, config.confirm_seed]
+    assert all(later - earlier >= config.evaluate_episodes for earlier, later in itertools.pairwise(starts))
+    # As `evaluate` bounds the first start seed.
+    assert starts[-1] <= 2**31 - 1 - MAX_EPISODES
 
 
 def test_a_stored_value_that_does_not_hold_is_named():

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from run_factory import judged
 
 from quarl_device.errors import ModelError, SelfTestError
 from quarl_device.evaluate import evaluate
@@ -39,6 +40,25 @@ def test_a_file_that_fails_its_goldens_is_an_error_and_the_next_one_is_judged(ev
         evaluator.poll(timeout_s=60)
     assert evaluator.submit(FILE.data, FILE.golden, version=2, env_steps=0)
     assert evaluator.poll(timeout_s=60).version == 2
+
+
+@pytest.mark.parametrize(("goal", "confirmed_from"), [(500.0, 900), (500.5, None), (None, None)])
+def test_a_file_that_reaches_the_goal_plays_other_starts_too(goal, confirmed_from):
+    made = Evaluator(env_id="CartPole-v1", episodes=3, seed=11, goal_return=goal, confirm_seed=900)
+    try:
+        assert made.submit(FILE.data, FILE.golden, version=1, env_steps=0)
+        found = made.poll(timeout_s=60)
+    finally:
+        made.close()
+    assert (found.result.seed, found.result.return_mean) == (11, 500.0)
+    assert confirmed_from == (None if found.confirmation is None else found.confirmation.seed)
+    if found.confirmation is not None:
+        assert found.confirmation.returns == evaluate(FILE, episodes=3, seed=900).returns
+
+
+@pytest.mark.parametrize(("result", "confirmation", "counts"), [(9.0, None, 9.0), (9.0, 7.0, 7.0), (9.0, 11.0, 9.0)])
+def test_a_file_counts_for_the_lower_of_its_means(result, confirmation, counts):
+    assert judged(10, result, confirmation=confirmation).return_mean == counts
 
 
 def kill(evaluator):

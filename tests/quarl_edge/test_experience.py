@@ -51,6 +51,9 @@ def test_what_came_in_is_there_and_can_be_taken_once_it_is_enough(experience):
     experience.learned(taken, None)
     seen = experience.recent_observations(4)
     assert seen.shape == (4, 2)
+    assert experience.spread_observations(4).shape == (4, 2)
+    everything = {tuple(row) for row in experience.recent_observations(16)}
+    assert {tuple(row) for row in experience.spread_observations(16)} == everything
 
 
 def test_its_state_goes_on_from_a_checkpoint(experience):
@@ -63,6 +66,7 @@ def test_its_state_goes_on_from_a_checkpoint(experience):
     assert other.samples == experience.samples
     # What the next push's ranges come from.
     np.testing.assert_array_equal(other.recent_observations(8), experience.recent_observations(8))
+    np.testing.assert_array_equal(other.spread_observations(8), experience.spread_observations(8))
     if isinstance(experience, ReplayExperience):
         np.testing.assert_array_equal(other.replay.sample(2, 4).place, experience.replay.sample(2, 4).place)
 

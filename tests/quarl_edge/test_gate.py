@@ -14,7 +14,7 @@ class Replay:
     def __len__(self):
         return len(self.rows)
 
-    def recent_observations(self, count):
+    def spread_observations(self, count):
         return self.rows[-count:]
 
 

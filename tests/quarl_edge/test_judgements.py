@@ -18,11 +18,12 @@ def test_what_is_judged_is_read_back(tmp_path):
     path = tmp_path / "judgements.jsonl"
     log = JudgementLog(path)
     log.append(judged(100, 20.0, version=3, sha256="c" * 64))
-    log.append(judged(250, 60.5))
+    log.append(judged(250, 60.5, confirmation=58.25))
     first, second = read_judgements(path).points
     assert (first.env_steps, first.version, first.return_mean, first.return_std) == (100, 3, 20.0, 0.5)
     assert (first.episodes, first.sha256, first.runtime) == (20, "c" * 64, "double 1.0")
     assert (second.env_steps, second.return_mean) == (250, 60.5)
+    assert (first.confirmation_mean, second.confirmation_mean) == (None, 58.25)
 
 
 def test_what_a_resume_makes_again_takes_the_place_of_what_it_discarded(tmp_path):
@@ -44,7 +45,7 @@ def test_two_versions_at_the_same_steps_are_two_judgements(tmp_path):
     [
         {"env_steps": -1}, {"env_steps": 10**18}, {"env_steps": None}, {"env_steps": "many"}, {"return_mean": None},
         {"return_mean": "nan"}, {"return_mean": 1e999}, {"return_std": []}, {"episodes": 0}, {"version": {}},
-        {"env_steps": float("inf")},
+        {"env_steps": float("inf")}, {"confirmation_mean": "nan"}, {"confirmation_mean": []},
     ],
 )  # fmt: skip
 def test_a_line_that_does_not_hold_is_counted_and_left_out(tmp_path, change):

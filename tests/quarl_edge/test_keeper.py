@@ -1,6 +1,7 @@
 """What a run keeps: the best judged policy, even where the disk refuses for a while."""
 
 import contextlib
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import load_latest
 from quarl_edge.judgements import read_judgements
 from quarl_edge.learner import keeper as module
-from quarl_edge.learner.keeper import Keeper, better, kept_judgement
+from quarl_edge.learner.keeper import Keeper, better, judged_from_json, kept_judgement
 from quarl_edge.learner.parts import Progression
 from quarl_edge.local.evaluator import Judged
 from quarl_edge.runs import RunDirectory
@@ -54,13 +55,17 @@ def made(tmp_path):
     return keeper, lambda version: SimpleNamespace(version=version, env_steps=version, sha256="", snapshot=snapshot)
 
 
-def judged(mean, version=1):
+def evaluation(mean):
+    return Evaluation(
+        env_id="CartPole-v1", episodes=2, seed=0, returns=(mean, mean), return_mean=mean, return_std=0.0,
+        runtime="double", sha256="", act_us_p50=1.0, steps=1,
+    )  # fmt: skip
+
+
+def judged(mean, version=1, *, confirmation=None):
     return Judged(
-        version=version, env_steps=version,
-        result=Evaluation(
-            env_id="CartPole-v1", episodes=2, seed=0, returns=(mean, mean), return_mean=mean, return_std=0.0,
-            runtime="double", sha256="", act_us_p50=1.0, steps=1,
-        ),
+        version=version, env_steps=version, result=evaluation(mean),
+        confirmation=None if confirmation is None else evaluation(confirmation),
     )  # fmt: skip
 
 
@@ -75,6 +80,21 @@ def test_only_a_better_policy_replaces_the_one_that_is_kept(made, tmp_path):
     assert keeper.best == judged(9.0, 2)
     assert version_on_disk(tmp_path) == 2
     assert kept_judgement(tmp_path / "policy") == judged(9.0, 2)
+
+
+def test_a_file_that_was_only_lucky_makes_place_for_one_that_was_confirmed(made, tmp_path):
+    keeper, pushed = made
+    for version, (mean, confirmation) in enumerate([(9.0, 4.0), (8.0, 7.5), (7.0, None)], start=1):
+        keeper.consider(judged(mean, version, confirmation=confirmation), pushed(version))
+    assert keeper.best == judged(8.0, 2, confirmation=7.5)
+    assert kept_judgement(tmp_path / "policy") == keeper.best
+    assert better(judged(9.0, confirmation=4.0), judged(5.0)) == judged(5.0)
+
+
+def test_what_was_kept_before_there_were_confirmations_is_read():
+    said = dataclasses.asdict(judged(5.0))
+    del said["confirmation"]
+    assert judged_from_json(said) == judged(5.0)
 
 
 def test_a_disk_that_refuses_is_tried_again_and_said_once(made, tmp_path, monkeypatch, caplog):

@@ -26,6 +26,18 @@ def test_a_steep_critic_is_shortened_row_by_row():
     np.testing.assert_allclose(tape.gradient(loss, action), [[-0.6, -0.8], [-0.3, -0.4]], rtol=1e-6)
 
 
+def test_saturation_counts_from_the_last_step_of_an_int8_tanh_on():
+    # 127/128 is the last step; what rounds to it is no saturation yet.
+    border = losses.LAST_STEP_OF_TANH
+    assert round(math.tanh(border - 1e-3) * 128) == 126
+    assert round(math.tanh(border + 1e-3) * 128) == 127
+    linear = tf.Variable([[0.0, border - 0.01], [border + 2.0, -border - 1.0]])
+    with tf.GradientTape() as tape:
+        loss = losses.saturation(linear)
+    np.testing.assert_allclose(loss, [0.0, 0.5 * 4.0 + 0.5 * 1.0], rtol=1e-5)
+    np.testing.assert_allclose(tape.gradient(loss, linear), [[0.0, 0.0], [2.0, -1.0]], rtol=1e-5)
+
+
 def test_advantages_by_hand():
     """discount 0.5, lambda 0.5; environment 1 terminates in row 1, environment 2 is truncated there."""
     reward = np.float32([[1, 1], [2, 2], [4, 4]])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import CheckpointError, UnsupportedSpace
 from quarl_edge.replay.buffer import ReplayBuffer
-from quarl_edge.replay.transitions import Transitions, single_observation
+from quarl_edge.replay.transitions import Transitions, single_observation, spread
 
 OBSERVATION = ObservationSpec(key="observation", shape=(3,))
 ACTION = ActionSpec(kind="discrete", n=4)
@@ -48,6 +48,39 @@ def test_holds_exactly_the_newest(capacity, counts, seed):
     if newest:
         batch = replay.sample(4, 50)
         assert set(batch.reward.ravel().tolist()) <= set(newest)
+
+
+@pytest.mark.parametrize("held", [700, 1_000, 8_192, 10_000])
+def test_places_are_spread_evenly_and_in_step_with_nothing(held):
+    places = spread(256, held)
+    assert (places.min() >= 0, places.max() < held, len(set(places.tolist()))) == (True, True, 256)
+    gaps = np.diff(np.sort(np.concatenate(([-1], places, [held]))))
+    assert gaps.max() <= 2.7 * held / 256
+    # Whatever the period of episodes, blocks or environments, their phases are all met.
+    for period in (2, 8, 32):
+        assert np.bincount(places % period, minlength=period).min() >= 0.4 * 256 / period
+
+
+def test_where_less_is_held_than_asked_for_all_of_it_is_taken():
+    assert spread(5, 3).tolist() == spread(3, 3).tolist() == [0, 1, 2]
+    assert spread(5, 0).size == 0
+
+
+def test_spread_observations_are_of_all_that_a_full_ring_holds():
+    replay = make(1_000)
+    for first in range(0, 1_700, 170):
+        replay.insert(transitions(first, 170))
+    seen = np.sort(replay.spread_observations(50)[:, 0])
+    assert seen.min() >= 700
+    assert np.diff(seen).max() < 60
+    assert (seen[0] < 760, seen[-1] >= 1_640) == (True, True)
+    np.testing.assert_array_equal(np.sort(replay.spread_observations(50)[:, 0]), seen)
+
+
+def test_spread_observations_forget_what_is_long_past():
+    replay = make(30_000)
+    replay.insert(transitions(0, 25_000))
+    assert replay.spread_observations(256)[:, 0].min() >= 15_000
 
 
 def test_fields_stay_together():

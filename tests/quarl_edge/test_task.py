@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quarl_device.errors import EnvironmentMisbehaved, MissingExtra, UnsupportedSpace, UsageError
+from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.configure import make_config, preset_names
 from quarl_edge.task import look_at
 
@@ -72,9 +73,19 @@ def test_a_unit_over_the_whole_budget_is_refused(settings, message):
         look_at(make_config("CartPole-v1", settings=settings))
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name not in ("default", "LunarLander-v3")])
-def test_every_preset_fits_its_environment(name):
-    look_at(make_config(name))
+PRESETS = [(name, preset) for name in ALGORITHMS for preset in preset_names(name) if preset != "default"]
+
+
+@pytest.mark.parametrize(("algorithm", "env_id"), PRESETS)
+def test_every_preset_fits_its_environment(algorithm, env_id):
+    config = make_config(env_id, algorithm=algorithm)
+    try:
+        task = look_at(config)
+    except MissingExtra as error:
+        pytest.skip(error.message)
+    size = task.observation.shape[0]
+    for constants in (config.observation_offset, config.observation_scale):
+        assert constants is None or len(constants) == size
 
 
 # Environments of a user's own

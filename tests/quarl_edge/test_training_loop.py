@@ -138,7 +138,10 @@ class Publisher:
 
 
 class Evaluator:
-    """Answers with the next of `returns`; `slow` never answers."""
+    """Answers with the next of `returns`; `slow` never answers.
+
+    A return that is a pair is that of a file which reached the goal, and that of its confirmation.
+    """
 
     def __init__(self, returns):
         self.returns = list(returns)
@@ -166,7 +169,9 @@ class Evaluator:
             fault, self.fault = self.fault, None
             raise fault
         mean = self.returns.pop(0) if len(self.returns) > 1 else self.returns[0]
-        return Judged(version=version, env_steps=env_steps, result=evaluation(mean))
+        mean, confirmation = mean if isinstance(mean, tuple) else (mean, None)
+        confirmed = None if confirmation is None else evaluation(confirmation)
+        return Judged(version=version, env_steps=env_steps, result=evaluation(mean), confirmation=confirmed)
 
     def cancel(self):
         self.cancelled += 1
@@ -184,7 +189,7 @@ class Keeper:
         self.finished = 0
 
     def consider(self, judged, pushed):
-        if self.best is None or judged.result.return_mean >= self.best.result.return_mean:
+        if self.best is None or judged.return_mean >= self.best.return_mean:
             self.best = judged
 
     def checkpoint(self, algorithm, progression):
@@ -320,6 +325,18 @@ def test_it_ends_as_soon_as_a_judgement_reaches_the_goal():
     result = setting.run()
     assert result.reason is StopReason.SOLVED
     assert result.env_steps < 2_000
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_goal_that_other_starts_do_not_confirm_is_not_reached(lockstep):
+    setting = Setting(returns=[(100.0, 20.0), (60.0, 55.0), 1.0], goal_return=50.0, lockstep=lockstep)
+    result = setting.run()
+    assert result.reason is StopReason.SOLVED
+    assert result.judgements == 2
+    assert (result.best.result.return_mean, result.best.confirmation.return_mean) == (60.0, 55.0)
+    result = Setting(returns=[(100.0, 49.0)], goal_return=50.0, lockstep=lockstep).run()
+    assert result.reason is StopReason.BUDGET
+    assert result.judgements > 2
 
 
 def test_asked_to_stop_before_the_first_push_it_publishes_nothing():

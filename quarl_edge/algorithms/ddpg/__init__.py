@@ -21,6 +21,7 @@ class DeterministicConfig(ReplayConfig):
         critic_layer_norm: normalise the critic's first layer, then tanh, as Acme does.
         critic_learning_rate: of Adam, of the critic.
         action_gradient_norm: norm that dq/da is shortened to, per transition; 0: as it is.
+        saturation_weight: of the policy's excess into saturation, beyond the last step of an int8 tanh; 0: none.
         noise: what the actors add to actions: "gaussian" or "ornstein_uhlenbeck".
         noise_initial: its sigma at the start, in half widths of the action space.
         noise_final: its sigma from `noise_steps` on.
@@ -31,6 +32,7 @@ class DeterministicConfig(ReplayConfig):
     critic_layer_norm: bool = False
     critic_learning_rate: float = spec(1e-3, 0, 1, above=True)
     action_gradient_norm: float = spec(0.0, 0, 1e6)
+    saturation_weight: float = spec(0.1, 0, 1e6)
     noise: str = choice("gaussian", *NOISES)
     noise_initial: float = spec(0.3, 0, 10)
     noise_final: float = spec(0.1, 0, 10)

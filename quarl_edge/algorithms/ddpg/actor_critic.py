@@ -186,10 +186,11 @@ class DeterministicActorCritic(ABC):
     def _step_policy(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.policy.trainable_variables
         with tf.GradientTape() as tape:
-            action = self.policy.model(observation, training=True)
+            linear = self.policy.linear_model(observation, training=True)
+            action = tf.tanh(linear)
             value, dq_da = self._slope(observation, tf.stop_gradient(action))
             loss = losses.deterministic_policy_gradient(action, dq_da, max_norm=self._config.action_gradient_norm)
-            loss = tf.reduce_mean(loss)
+            loss = tf.reduce_mean(loss + self._config.saturation_weight * losses.saturation(linear))
         self._apply(self._policy_optimizer, tape.gradient(loss, weights), weights)
         return tf.reduce_mean(value), tf.reduce_mean(tf.norm(dq_da, axis=-1))
 

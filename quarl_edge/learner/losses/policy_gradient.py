@@ -9,6 +9,8 @@ import tensorflow as tf
 
 Tensor = Any
 _LOG_2_PI = math.log(2.0 * math.pi)
+# From here on an int8 tanh, in steps of 1/128, gives its last one: 127/128.
+LAST_STEP_OF_TANH = math.atanh(126.5 / 128.0)
 
 
 def deterministic_policy_gradient(action: Tensor, dq_da: Tensor, *, max_norm: float = 0.0) -> Tensor:
@@ -26,6 +28,21 @@ def deterministic_policy_gradient(action: Tensor, dq_da: Tensor, *, max_norm: fl
         dq_da = tf.clip_by_norm(dq_da, max_norm, axes=[-1])
     target = tf.stop_gradient(dq_da + action)
     return 0.5 * tf.reduce_sum(tf.square(target - action), axis=-1)
+
+
+def saturation(linear: Tensor) -> Tensor:
+    """Return how far what enters a tanh lies where its int8 output no longer moves.
+
+    A critic that knows nothing yet may drive a policy so deep into saturation that float32 has no gradient left to come
+    back by. No action is lost by staying near the border: beyond it the file acts the same.
+
+    Args:
+        linear: float32[B, N], outputs of the last dense layer.
+
+    Returns:
+        float32[B], half the squared excess over `LAST_STEP_OF_TANH`, summed over the action.
+    """
+    return 0.5 * tf.reduce_sum(tf.square(tf.nn.relu(tf.abs(linear) - LAST_STEP_OF_TANH)), axis=-1)
 
 
 def generalized_advantages(reward: Tensor, value: Tensor, next_value: Tensor, carry: Tensor, gamma: Tensor) -> Tensor:
