@@ -354,8 +354,8 @@ def test_one_endless_episode_is_cut_however_many_steps_were_asked_for(right, rig
 
 
 def test_many_episodes_may_take_more_steps_than_one(right, right_float, monkeypatch):
-    monkeypatch.setattr(returns_module, "MAX_EPISODE_STEPS", 15)
-    monkeypatch.setattr(evaluate_module, "MAX_EPISODE_STEPS", 15)
+    monkeypatch.setattr(returns_module, "MAX_EPISODE_STEPS", 21)
+    monkeypatch.setattr(evaluate_module, "MAX_EPISODE_STEPS", 21)
     assert judge_returns(right, lambda: right_float, play()).result.detail["verdict"] == "held"
 
 
