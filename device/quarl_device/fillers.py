@@ -193,7 +193,7 @@ def _integer_encoder(binding: InputBinding, into: Array) -> Encode:
 
     A call of numpy costs more than its work on the few numbers of most observations, so there is one call less where
     adding `_ROUND` rounds: the integers are then the low bytes of the floats, and the zero point is added to these,
-    modulo their size, on the way into the tensor.
+    modulo their size, on the way into the tensor. The low bytes of NaN, as numpy and processors make it, are 0.
     """
     flat = np.empty(into.size, np.float32)
     work = flat.reshape(into.shape)

@@ -7,6 +7,10 @@ An integer input is `rint(value * (1 / scale)) + zero_point` in float32, clipped
 200 to -56). That is what LiteRT's QUANTIZE computes, with and without XNNPACK, in every one of 2 million values on and
 beside ties. Its reference kernel and tflite-runtime 2.14 round ties away from zero; here one rule holds on every
 runtime, so that a file gets the same integers everywhere.
+
+NaN has no integer: it is stored as 0, which behind a normaliser is the mean, and an infinity as the end of the range. That
+is one answer on every board, not a good one: who acts looks for NaN (`evaluate` at every step, an actor once per block).
+In a float input it stays NaN.
 """
 
 from __future__ import annotations
@@ -221,12 +225,14 @@ def normalized(binding: InputBinding, frames: Array) -> NDArray[np.float32]:
 
 def _steps(binding: InputBinding, values: NDArray[np.float32]) -> NDArray[np.float32]:
     inverse = np.float32(1.0) / np.float32(binding.scale)
-    steps: NDArray[np.float32] = np.rint(values * inverse) + np.float32(binding.zero_point)
-    return steps
+    steps = np.rint(values * inverse)
+    # What a cast makes of NaN is the processor's choice.
+    steps = np.where(np.isnan(steps), np.float32(0.0), steps) + np.float32(binding.zero_point)
+    return steps  # type: ignore[no-any-return]
 
 
 def stored(binding: InputBinding, values: NDArray[np.float32]) -> Array:
-    """Return normalised values as the tensor stores them, in its dtype; what it cannot hold is clipped."""
+    """Return normalised values as the tensor stores them, in its dtype; what it cannot hold is clipped, NaN is 0."""
     if not binding.scale:
         return values
     low, high = binding.limits

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tracemalloc
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -78,6 +79,46 @@ def test_an_int8_cast_clips_and_never_wraps():
     filler = Filler(binding)
     filler.fill(np.array([200, -200, 1e30, -1e30], np.float32))
     assert filler.buffer.tolist() == [[127, -128, 127, -128]]
+
+
+def made_nans():
+    """NaN as it comes about: written, negative, of float64, and of sums and products of infinities."""
+    inf = np.float32(np.inf)
+    with np.errstate(invalid="ignore"):
+        return [np.nan, -np.nan, np.float32(np.float64("nan")), inf - inf, inf * np.float32(0.0)]
+
+
+@pytest.mark.parametrize("size", [4, 12])
+@pytest.mark.parametrize(("stored", "zero_point"), [("int8", -128), ("int8", 100), ("uint8", 77), ("int16", 0)])
+@pytest.mark.parametrize("normalizer", [{}, {"offset": 3.0, "factor": 0.5}, {"offset": 3.0, "factor": 0.5, "clip": 1.0}])
+def test_nan_counts_as_0_and_infinity_as_the_end_of_the_range(size, stored, zero_point, normalizer):
+    """By the rule, by bisection (up to 8 numbers) and by the low bytes of floats, alone and in a batch."""
+    parts = {name: np.full(size, part, np.float32) if name != "clip" else part for name, part in normalizer.items()}
+    binding = bound((size,), stored=stored, scale=0.02, zero_point=zero_point, **parts)
+    numbers = [*made_nans(), np.inf, -np.inf]
+    rows = np.zeros((len(numbers), size), np.float32)
+    rows[:, 1] = numbers
+    low, high = LIMITS[stored]
+    if "clip" in normalizer:
+        low, high = max(low, zero_point - 50), min(high, zero_point + 50)
+    wanted = [zero_point] * 5 + [high, low]
+    single, batch = Filler(binding), Filler(binding, batch_size=len(rows))
+    batch.fill(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert to_tensor(binding, rows)[:, 1].tolist() == wanted
+        for row, stands in zip(rows, wanted, strict=True):
+            single.fill(row)
+            assert single.buffer[0, 1] == stands
+    assert batch.buffer.tolist() == to_tensor(binding, rows).tolist()
+
+
+def test_in_a_float_input_nan_stays_nan():
+    binding = bound((2,), offset=np.float32([1, 2]), factor=np.float32([1, 1]), clip=3.0)
+    filler = Filler(binding)
+    filler.fill(np.float32([np.nan, np.inf]))
+    for found in (filler.buffer, to_tensor(binding, np.float32([[np.nan, np.inf]]))):
+        np.testing.assert_array_equal(found, [[np.nan, 3.0]])
 
 
 def test_normalises_then_clips():

@@ -1,6 +1,7 @@
 """Q13: a file is judged by what it returns beside the float policy, neither passed nor failed by chance."""
 
 import dataclasses
+import importlib
 import math
 import re
 
@@ -21,6 +22,8 @@ from quarl_export.checks.paired import MAX_LOSS, Comparison
 from quarl_export.checks.returns import Play, judge_returns
 from quarl_export.pipeline import ExportOptions, build_file
 from quarl_export.schemes import SchemeOptions
+
+evaluate_module = importlib.import_module("quarl_device.evaluate")
 
 # ------------------------------------------------------------------ the rule
 
@@ -334,6 +337,35 @@ def test_an_episode_without_end_is_cut_and_undecided(right, right_float, monkeyp
     found = judge_returns(right, lambda: right_float, play("endless"))
     assert (found.decided, found.result.passed) == (False, True)
     assert "fewer than 10 episodes of the float policy ended within 600 steps" in found.result.message
+
+
+@pytest.mark.parametrize("who", ["the float policy", "random actions"])
+def test_one_endless_episode_is_cut_however_many_steps_were_asked_for(right, right_float, monkeypatch, who):
+    """It raised in `evaluate` where all episodes together might take more steps than one, and the file was lost."""
+    monkeypatch.setattr(returns_module, "MAX_EPISODE_STEPS", 40)
+    monkeypatch.setattr(evaluate_module, "MAX_EPISODE_STEPS", 40)
+    if who == "random actions":
+        monkeypatch.setattr(returns_module, "_returns", lambda file, play, episodes, who: (10.0,) * episodes)
+    found = judge_returns(right, lambda: right_float, play("endless"))
+    assert found.result.detail == {"verdict": "undecided"}
+    assert found.result.message == (
+        f"undecided: fewer than 10 episodes of {who} ended within 80,000 steps, 40 an episode"
+    )
+
+
+def test_many_episodes_may_take_more_steps_than_one(right, right_float, monkeypatch):
+    monkeypatch.setattr(returns_module, "MAX_EPISODE_STEPS", 21)
+    monkeypatch.setattr(evaluate_module, "MAX_EPISODE_STEPS", 21)
+    assert judge_returns(right, lambda: right_float, play()).result.detail["verdict"] == "held"
+
+
+def test_an_endless_episode_of_the_file_alone_is_a_loss(wrong, right_float, monkeypatch):
+    monkeypatch.setattr(returns_module, "MAX_EPISODE_STEPS", 40)
+    monkeypatch.setattr(evaluate_module, "MAX_EPISODE_STEPS", 40)
+    found = judge_returns(wrong, lambda: right_float, play("hard"))
+    assert (found.result.passed, found.result.detail["verdict"]) == (False, "lost")
+    assert "the file ended 12 of 20 episodes" in found.result.message
+    assert "within 160,000 steps, 40 an episode: episode 12 (seed 100012) did not end" in found.result.message
 
 
 def test_an_episode_that_the_file_never_ends_counts_against_it(wrong, right_float, monkeypatch):

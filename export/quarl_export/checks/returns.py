@@ -18,7 +18,7 @@ from typing import Any
 from quarl_device.contract import PolicyContract
 from quarl_device.environments import EnvSpec, check_matches, make_single
 from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UsageError
-from quarl_device.evaluate import evaluate
+from quarl_device.evaluate import MAX_EPISODE_STEPS, evaluate
 from quarl_device.policy_file import PolicyFile
 from quarl_export.checks.chance import random_returns
 from quarl_export.checks.paired import MAX_LOSS, Comparison, Verdict
@@ -138,7 +138,7 @@ def _compared(file: PolicyFile, theirs: PolicyFile, play: Play) -> Comparison:
         # To compare those alone that ended would judge a file by the starts in which it does well.
         raise _NeverEnds(
             f"the file ended {len(ours)} of {len(floats)} episodes of {play.env.env_id} within "
-            f"{_steps(play, 'the file'):,} steps: episode {len(ours)} (seed {play.seed + len(ours)}) did not end, "
+            f"{_limit(play, 'the file')}: episode {len(ours)} (seed {play.seed + len(ours)}) did not end, "
             "which ends with the float policy. If to go on is worth more there, give the environment a time limit "
             "(max_episode_steps)"
         )
@@ -153,12 +153,17 @@ def _compared(file: PolicyFile, theirs: PolicyFile, play: Play) -> Comparison:
 def _enough(returns: tuple[float, ...], play: Play, *, of: str) -> tuple[float, ...]:
     if len(returns) >= MIN_EPISODES:
         return returns
-    raise _CannotTell(f"fewer than {MIN_EPISODES} episodes of {of} ended within {_steps(play, of):,} steps")
+    raise _CannotTell(f"fewer than {MIN_EPISODES} episodes of {of} ended within {_limit(play, of)}")
 
 
 def _steps(play: Play, who: str) -> int:
     """Return what `who` may take in all; the file more than the float policy, which may have just not run out."""
     return play.episodes * MAX_STEPS_PER_EPISODE * (_PATIENCE if who == "the file" else 1)
+
+
+def _limit(play: Play, who: str) -> str:
+    steps = _steps(play, who)
+    return f"{steps:,} steps" + (f", {MAX_EPISODE_STEPS:,} an episode" if steps > MAX_EPISODE_STEPS else "")
 
 
 def _lost(why: str) -> Judged:
@@ -236,31 +241,42 @@ class _NeverEnds(Exception):
 
 
 class _Budget:
-    """Ends an evaluation that takes too many steps, and refuses one that takes too long."""
+    """Ends an evaluation that takes too many steps, in all or in one episode, and refuses one that takes too long.
+
+    An episode is cut a step before `evaluate` would raise: what the float policy or random actions do not end says
+    nothing of the file, however many steps were asked for.
+    """
 
     def __init__(self, episodes: int, steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._episodes, self._steps_left = episodes, steps
         self._clock, self._deadline_s = clock, clock() + MAX_S
+        self.begin_episode()
+
+    def begin_episode(self) -> None:
+        """Say that the next step is an episode's first."""
+        self._episode_left = MAX_EPISODE_STEPS - 1
 
     def __call__(self) -> bool:
         self._steps_left -= 1
+        self._episode_left -= 1
         if self._steps_left % _LOOK_AT_CLOCK_EVERY == 0 and self._clock() > self._deadline_s:
             raise UsageError(
                 f"playing {self._episodes} episodes to compare returns took more than {MAX_S:g} s",
                 hint="play fewer with --episodes; --episodes 0 leaves the comparison out",
             )
-        return self._steps_left < 0
+        return self._steps_left < 0 or self._episode_left < 0
 
 
 def _returns(file: PolicyFile, play: Play, episodes: int, who: str) -> tuple[float, ...]:
     """Return the greedy returns of `file`, fewer than `episodes` where it ran out of steps."""
+    budget = _Budget(play.episodes, _steps(play, who))
     found = evaluate(
         file,
         episodes=episodes,
         seed=play.seed,
         env=play.env,
-        stop=_Budget(play.episodes, _steps(play, who)),
-        progress=_progress(play, episodes, who),
+        stop=budget,
+        progress=_progress(play, episodes, who, budget),
         allow_module=play.allow_module,
     )
     return found.returns
@@ -268,23 +284,25 @@ def _returns(file: PolicyFile, play: Play, episodes: int, who: str) -> tuple[flo
 
 def _chance(play: Play, episodes: int) -> tuple[float, ...]:
     """Return the same of random actions."""
+    budget = _Budget(play.episodes, _steps(play, "random actions"))
     return random_returns(
         play.env,
         episodes=episodes,
         seed=play.seed,
-        stop=_Budget(play.episodes, _steps(play, "random actions")),
-        progress=_progress(play, episodes, "random actions"),
+        stop=budget,
+        progress=_progress(play, episodes, "random actions", budget),
         allow_module=play.allow_module,
     )
 
 
-def _progress(play: Play, episodes: int, who: str) -> Callable[[int], None]:
+def _progress(play: Play, episodes: int, who: str, budget: _Budget) -> Callable[[int], None]:
     heading = f"playing {episodes} episodes of {play.env.env_id} with {who}"
     play.tell(heading)
     next_s = time.monotonic() + _TELL_EVERY_S
 
     def progress(done: int) -> None:
         nonlocal next_s
+        budget.begin_episode()
         if time.monotonic() >= next_s and done < episodes:
             next_s = time.monotonic() + _TELL_EVERY_S
             play.tell(f"{heading}: {done} done")
