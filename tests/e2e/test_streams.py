@@ -136,18 +136,19 @@ class Scene:
     def wait_for_more(self, blocks, *, seconds=120):
         """Wait until so many more blocks are stored."""
         wanted = len(self.stamps()) + blocks
-        self._wait(lambda: len(self.stamps()) >= wanted, f"{blocks} more blocks", seconds)
+        self.wait_until(lambda: len(self.stamps()) >= wanted, f"{blocks} more blocks", seconds)
 
     def wait_for_life(self, number, *, seconds=120):
         """Wait until the blocks of so many lives are stored."""
-        self._wait(lambda: len({s.boot_id for s in self.stamps()}) >= number, f"life {number}", seconds)
+        self.wait_until(lambda: len({s.boot_id for s in self.stamps()}) >= number, f"life {number}", seconds)
 
     def wait_for_steps(self, steps, *, seconds=120):
         """Wait until the environments have made so many more."""
         wanted = self.made() + steps
-        self._wait(lambda: self.made() >= wanted, f"{steps} more steps", seconds)
+        self.wait_until(lambda: self.made() >= wanted, f"{steps} more steps", seconds)
 
-    def _wait(self, condition, what, seconds):
+    def wait_until(self, condition, what, seconds=120):
+        """Wait for a condition; says what everybody said where it does not come."""
         deadline = time.monotonic() + seconds
         while not condition():
             said = "\n".join(f"{process.log.name}: {process.said()[-1500:]}" for process in self.started)
@@ -260,6 +261,28 @@ def test_a_killed_actor_delivers_what_it_left_under_the_name_of_that_life(remote
     assert [stamp.boot_id for stamp in stamps] == sorted((s.boot_id for s in stamps), key=lives.index), "life by life"
     # n = 3: of a life that was killed, at most two rows wait for steps that never come; they are no episode's end.
     assert learner["transitions"] + learner["dropped_rows"] >= learner["env_steps"] - 2
+
+
+def test_an_outage_costs_a_fast_simulator_no_more_than_may_wait(remote_scene, proxy):
+    """In seconds it could make more than the learner takes in minutes, all of an old policy."""
+    scene = remote_scene
+    scene.start_learner()
+    scene.start_actor("--max-offline-blocks", 8)
+    stands = "8 blocks wait, and it takes them before anything newer"
+    for outage in (1, 2):
+        scene.wait_for_more(20)
+        proxy.refuse()
+        proxy.cut()
+        scene.wait_until(lambda count=outage: scene.actor.said().count(stands) == count, "that it says why it stops")
+        made = scene.made()
+        time.sleep(1.0)
+        assert scene.made() == made, "it stands still for as long as it lasts"
+        # What was in flight at the cut waits too.
+        assert made - scene.stamps()[-1].first_step <= (64 + 2) * BLOCK_STEPS
+        proxy.refuse(False)
+        scene.wait_for_steps(BLOCK_STEPS, seconds=30)
+    _, learner = scene.ledger(killed=0)
+    assert learner["lost_steps"] == 0
 
 
 def test_a_killed_learner_that_resumes_has_every_block_once(scene):
