@@ -56,7 +56,7 @@ def stream(
       quarl-edge bench stream
       quarl-edge bench stream --actors 4 --envs 16 --seconds 30 --format json
       quarl-edge bench stream --observation 84x84x4:uint8
-      quarl-edge bench stream --seconds 600     (memory of both ends, before and after)
+      quarl-edge bench stream --seconds 600     (memory of both ends, from a full replay on)
       quarl-edge bench stream --stages --observation 84x84x4:uint8
       quarl-edge bench stream --sweep --out docs/results/stream.json
     """
