@@ -216,6 +216,17 @@ def run_name(config: TrainConfig, now: datetime) -> str:
     return f"{env[:100]}-{config.algorithm}-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-s{config.seed}"
 
 
+def newest_by_seed(config: TrainConfig, root: Path = DEFAULT_ROOT) -> dict[int, RunDirectory]:
+    """Return the newest run under `root` of each seed, of those that have these settings but for the seed."""
+    found: dict[int, RunDirectory] = {}
+    for run in sorted(_runs(root), key=_begun):
+        # What cannot be read is none of these.
+        with contextlib.suppress(QuarlError):
+            if run.config.replace(seed=config.seed) == config:
+                found[run.config.seed] = run
+    return found
+
+
 def latest(root: Path = DEFAULT_ROOT) -> RunDirectory:
     """Return the newest run under `root` that has kept a policy.
 
@@ -260,15 +271,19 @@ def _runs(root: Path) -> Iterator[RunDirectory]:
     yield from (RunDirectory(path) for path in paths)
 
 
-def _age(run: RunDirectory) -> tuple[str, int, str]:
-    """Sort by the time in the name; runs with a name of the user's by when they were made; then by policy."""
+def _begun(run: RunDirectory) -> tuple[str, str]:
+    """Sort by the time in the name; runs with a name of the user's by when they were made."""
     found = RUN_NAME.fullmatch(run.path.name)
     if found:
-        begun = found[1]
-    else:
-        written = (run.path / _CONFIG).stat().st_mtime
-        begun = f"{datetime.fromtimestamp(written, UTC):%Y%m%dT%H%M%SZ}"
-    return begun, (run.policy / _POLICY).stat().st_mtime_ns, run.path.name
+        return found[1], run.path.name
+    written = (run.path / _CONFIG).stat().st_mtime
+    return f"{datetime.fromtimestamp(written, UTC):%Y%m%dT%H%M%SZ}", run.path.name
+
+
+def _age(run: RunDirectory) -> tuple[str, int, str]:
+    """Sort by when they began, then by policy."""
+    begun, name = _begun(run)
+    return begun, (run.policy / _POLICY).stat().st_mtime_ns, name
 
 
 def _make_unique(root: Path, name: str) -> Path:

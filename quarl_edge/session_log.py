@@ -1,7 +1,8 @@
 """Which sessions a run has had, and whether one goes on now: `sessions.jsonl`.
 
-A session appends a line when it begins and one when it ends, and holds a lock on the file in between. The system takes
-the lock away with the process, so a killed session is never taken for one that runs.
+A session appends a line when it begins and one when it ends, and holds a lock on the file in between: a second one in
+the same run is refused. The system takes the lock away with the process, so a killed session is never taken for one
+that runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import logging
 import os
 import platform
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quarl_device.errors import QuarlError, RunNotFound
+from quarl_device.errors import QuarlError, RunInUse, RunNotFound
 from quarl_edge.json_lines import append_line, read_lines
 
 _LOG = logging.getLogger(__name__)
@@ -80,7 +82,11 @@ class SessionLog:
 
 @contextlib.contextmanager
 def noted_session(path: Path) -> Iterator[SessionLog]:
-    """Note a session's beginning, and an error that ends it; what ends it well says so itself (`SessionLog.ended`)."""
+    """Note a session's beginning, and an error that ends it; what ends it well says so itself (`SessionLog.ended`).
+
+    Raises:
+        RunInUse: another session goes on in the same run.
+    """
     with _held(path) as file:
         log = SessionLog(file)
         log.write({"event": "begin", "pid": os.getpid(), "host": platform.node()})
@@ -103,22 +109,50 @@ def _held(path: Path) -> Iterator[BinaryIO | None]:
         yield None
         return
     with file:
-        _lock(file)
+        if not _lock(file):
+            raise _in_use(path)
         yield file
 
 
-def _lock(file: BinaryIO) -> None:
-    """Lock `file` for this process; somewhere without locks the run shows as unknown, and goes on."""
+def _lock(file: BinaryIO) -> bool:
+    """Lock `file` for this process; false if another one has it. Somewhere without locks nobody can be seen."""
     for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Somebody who lists runs holds it for a moment.
+            # Perhaps somebody who lists runs, and holds it for a moment.
             time.sleep(_LOCK_WAIT_S)
         except OSError:
-            return
+            return True
         else:
-            return
+            return True
+    return False
+
+
+def check_idle(path: Path) -> None:
+    """Refuse a run in which a session goes on, before anything is loaded for another one.
+
+    Raises:
+        RunInUse: naming the process, and what to do.
+    """
+    if _is_held(path):
+        raise _in_use(path)
+
+
+def _in_use(path: Path) -> RunInUse:
+    run = path.parent
+    begun = [each for each in _events(path) if each.get("event") == "begin"][-1:]
+    pid, host = (int(_number(begun[0].get("pid"))), str(begun[0].get("host", ""))[:80]) if begun else (0, "")
+    who = f"process {pid} on {host}" if pid else "another process"
+    ends = f"kill -INT {pid}" if pid and host == platform.node() else "end it there"
+    return RunInUse(
+        f"the run {run} is in use: {who} trains in it, and two would spoil each other's checkpoints and journal",
+        hint=f"wait for its end, or: {ends}; then again; how it stands: quarl-edge runs show {shlex.quote(str(run))}",
+    )
+
+
+def _events(path: Path) -> tuple[Mapping[str, Any], ...]:
+    return read_lines(path, what="sessions of the run", error=RunNotFound).objects
 
 
 def read_sessions(path: Path) -> Sessions:
@@ -128,7 +162,7 @@ def read_sessions(path: Path) -> Sessions:
         RunNotFound: unreadable, or over its cap.
     """
     running = _is_held(path)
-    events = read_lines(path, what="sessions of the run", error=RunNotFound).objects
+    events = _events(path)
     ends = [each for each in events if each.get("event") == "end"]
     count = sum(each.get("event") == "begin" for each in events)
     train_s = sum(_number(each.get("train_s")) for each in ends)

@@ -52,7 +52,8 @@ A code is never renumbered and never reused.
     │   ├── JournalError             73  the journal cannot be written or read
     │   ├── TrainingStalled          74  no experience arrived within the deadline
     │   ├── NotSolved                75  the budget ended before the goal was reached
-    │   └── StreamFault              76  experience was lost, stored twice or changed on its way
+    │   ├── StreamFault              76  experience was lost, stored twice or changed on its way
+    │   └── RunInUse                 77  another process trains in this run directory
     └── MissingPart
         ├── MissingExtra             80  a Python extra is not installed
         ├── MissingRuntime           81  no TFLite runtime is installed
@@ -363,6 +364,12 @@ class StreamFault(LearnerError):
     """Experience was lost, stored twice or changed on its way into replay."""
 
     code = 76
+
+
+class RunInUse(LearnerError):
+    """Another process trains in this run directory."""
+
+    code = 77
 
 
 class MissingPart(QuarlError):

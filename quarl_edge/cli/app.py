@@ -12,6 +12,7 @@ from quarl_edge import __version__
 from quarl_edge.cli.bench import bench
 from quarl_edge.cli.bench_calibration import calibration
 from quarl_edge.cli.bench_learn import actors, learn
+from quarl_edge.cli.bench_memory import memory
 from quarl_edge.cli.bench_policy import act, push, schemes
 from quarl_edge.cli.bench_qat import qat
 from quarl_edge.cli.bench_soak import soak
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 for command in (demo, train, export, evaluate, inspect, compare, plot, top, enroll, revoke):
     app.command(help=keep_examples(command))(command)
-for figure in (solve, learn, actors, push, act, schemes, calibration, qat, soak, stream):
+for figure in (solve, learn, actors, push, act, schemes, calibration, qat, memory, soak, stream):
     bench.command(help=keep_examples(figure))(figure)
 app.add_typer(bench, name="bench")
 app.add_typer(broker, name="broker")

@@ -108,8 +108,9 @@ def _show(report: SoakReport, told: dict[str, Any], output: Format) -> None:
         )
     for fault in report.faults_found[:_SHOWN_FAULTS]:
         write_line(f"WRONG: {fault}")
+    left_out = f" ({report.left_out} left out)" if report.left_out else ""
     write_line(
         f"{sum(report.faults.values())} faults in {report.seconds:.0f} s; broker killed {report.broker_kills} times, "
-        f"learner {report.learner_kills}; {'the books are right' if report.ok else 'the books are WRONG'}; "
+        f"learner {report.learner_kills}{left_out}; {'the books are right' if report.ok else 'the books are WRONG'}; "
         f"{told['machine']}"
     )

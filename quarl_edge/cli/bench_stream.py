@@ -56,7 +56,7 @@ def stream(
       quarl-edge bench stream
       quarl-edge bench stream --actors 4 --envs 16 --seconds 30 --format json
       quarl-edge bench stream --observation 84x84x4:uint8
-      quarl-edge bench stream --seconds 600     (memory of both ends, before and after)
+      quarl-edge bench stream --seconds 600     (memory of both ends, from a full replay on)
       quarl-edge bench stream --stages --observation 84x84x4:uint8
       quarl-edge bench stream --sweep --out docs/results/stream.json
     """
@@ -158,11 +158,13 @@ def _check(speeds: list[StreamSpeed]) -> None:
 
 
 def _line(speed: StreamSpeed) -> str:
-    grown = (speed.learner_rss_end_bytes - speed.learner_rss_start_bytes) / 2**20
+    learner = (speed.learner_rss_end_bytes - speed.learner_rss_start_bytes) / 2**20
+    senders = (speed.senders_rss_end_bytes - speed.senders_rss_start_bytes) / 2**20
     return (
         f"{speed.actors} × {speed.envs} envs, {speed.observation}, {speed.block_transitions} a block: "
         f"{speed.transitions_per_s:,.0f} transitions/s, {speed.bytes_per_transition:,.1f} B each; durable after "
         f"{speed.latency_ms_p50:.1f} ms (p50), {speed.latency_ms_p99:.1f} ms (p99); {speed.stored:,} of "
         f"{speed.sent:,} stored, {speed.duplicates} twice, {'verified' if speed.verified else 'NOT as sent'}; "
-        f"learner {speed.learner_cpu_us_per_block:.0f} µs CPU a block, memory {grown:+.0f} MiB; {speed.broker}"
+        f"learner {speed.learner_cpu_us_per_block:.0f} µs CPU a block, "
+        f"memory {learner:+.1f} MiB, of the senders {senders:+.1f} MiB; {speed.broker}"
     )

@@ -1,4 +1,7 @@
-"""`quarl-edge train --seeds`: one run per seed, one after the other, and what they came to."""
+"""`quarl-edge train --seeds`: one run per seed, one after the other, and what they came to.
+
+A sweep has no file of its own. What an earlier one left is found among the runs: those with the same settings.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +20,15 @@ from quarl_device.errors import LinkError, MissingPart, QuarlError, TrustError, 
 from quarl_edge.cli.output import Format, error_json, write_grid, write_json
 from quarl_edge.config import TrainConfig
 from quarl_edge.curves import INTERVAL, interval
-from quarl_edge.learner.result import TrainResult
-from quarl_edge.runs import RunDirectory
+from quarl_edge.learner.result import StopReason, TrainResult
+from quarl_edge.run_view import RunView, look_at_run
+from quarl_edge.runs import RunDirectory, newest_by_seed
+from quarl_edge.session_log import RunState
 
 MAX_SEEDS = 1_000
 _MAX_SEED = 2**31 - 1
 _PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
+_DONE = (StopReason.SOLVED.value, StopReason.BUDGET.value)
 # Another seed meets these again.
 _NOT_OF_THE_SEED = (LinkError, TrustError, UsageError, MissingPart)
 
@@ -33,9 +40,10 @@ class SeedRun:
     Attributes:
         config: its own.
         directory: likewise.
-        result: what it ended with, `None` where an error ended it.
+        result: what it ended with, `None` where an error ended it, or an earlier sweep had done it.
         wall_s: with set-up and judging.
         error: that ended it.
+        earlier: what an earlier sweep had done, `None` where it was trained in this one.
     """
 
     config: TrainConfig
@@ -43,10 +51,13 @@ class SeedRun:
     result: TrainResult | None = None
     wall_s: float = 0.0
     error: QuarlError | None = None
+    earlier: RunView | None = None
 
     @property
     def best_return(self) -> float | None:
         """Mean return of the kept int8 file, `None` without."""
+        if self.earlier is not None:
+            return self.earlier.best_return
         return None if self.result is None or self.result.best is None else self.result.best.result.return_mean
 
 
@@ -71,13 +82,42 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
+def left_by_seed(config: TrainConfig, seeds: Sequence[int], root: Path) -> dict[int, RunView]:
+    """Return what earlier sweeps left of these seeds that another one need not begin anew: done, or to go on with.
+
+    Args:
+        config: of all runs, but for the seed.
+        seeds: that are asked for.
+        root: where runs are kept.
+    """
+    newest = newest_by_seed(config, root)
+    views = {seed: look_at_run(newest[seed].path) for seed in seeds if seed in newest}
+    return {seed: view for seed, view in views.items() if _is_done(view) or view.checkpoints}
+
+
+def note_unfinished(left: Mapping[int, RunView]) -> None:
+    """Name the runs that a sweep begins anew though they could go on."""
+    for seed, view in left.items():
+        if not _is_done(view) and view.sessions.state is not RunState.RUNNING:
+            sys.stderr.write(
+                f"quarl-edge: note: seed {seed} was not finished in {view.path} ({view.env_steps:,} of "
+                f"{0 if view.config is None else view.config.steps:,} steps); it is begun anew: the same command with "
+                "--resume goes on with it instead\n"
+            )
+
+
+def _is_done(view: RunView) -> bool:
+    return view.sessions.state is RunState.ENDED and view.sessions.reason in _DONE
+
+
 def sweep(
     config: TrainConfig,
     seeds: Sequence[int],
     *,
     make: Callable[[TrainConfig], RunDirectory],
-    train: Callable[[TrainConfig, RunDirectory], TrainResult],
+    train: Callable[[TrainConfig, RunDirectory, bool], TrainResult],
     stopped: Callable[[], bool],
+    left: Mapping[int, RunView] | None = None,
 ) -> list[SeedRun]:
     """Train one run after the other, until all are done or an end is asked for.
 
@@ -88,20 +128,25 @@ def sweep(
         config: of all runs, but for the seed.
         seeds: in this order.
         make: makes a run's directory.
-        train: trains in it.
+        train: trains in it, or goes on with what is in it.
         stopped: whether an end was asked for.
+        left: by earlier sweeps, by seed: what is done is not trained again, the rest goes on.
     """
     done: list[SeedRun] = []
     for number, seed in enumerate(seeds, 1):
         if stopped():
             break
-        mine = config.replace(seed=seed)
-        directory = make(mine)
+        mine, found = config.replace(seed=seed), (left or {}).get(seed)
+        directory = make(mine) if found is None else RunDirectory(found.path)
+        if found is not None and _is_done(found):
+            sys.stderr.write(f"seed {seed}, run {number} of {len(seeds)}: done in {found.path}\n")
+            done.append(SeedRun(config=mine, directory=directory, earlier=found))
+            continue
         sys.stderr.write(f"seed {seed}, run {number} of {len(seeds)}\n")
         started_s = time.monotonic()
         try:
             with directory.kept_if_begun():
-                result = train(mine, directory)
+                result = train(mine, directory, found is not None)
         except QuarlError as error:
             done.append(SeedRun(config=mine, directory=directory, error=error, wall_s=time.monotonic() - started_s))
             if isinstance(error, _NOT_OF_THE_SEED):
@@ -134,6 +179,7 @@ def show_sweep(
         write_json(_as_json(done, asked, summary))
     else:
         _show(done, asked)
+    _note_open(done, asked)
     failed = [run.error for run in done if run.error is not None]
     if len(failed) == 1:
         raise failed[0]
@@ -148,6 +194,8 @@ def _as_json(
     for run in done:
         if run.result is not None:
             runs.append(summary(run, run.result))
+        elif run.earlier is not None:
+            runs.append({**run.earlier.to_json(), "reason": run.earlier.sessions.reason, "earlier": True})
         elif run.error is not None:
             runs.append({"run": str(run.directory.path), "seed": run.config.seed, "error": error_json(run.error)})
     mean, low, high = _joined(done)
@@ -164,9 +212,21 @@ def _as_json(
     }
 
 
+def _note_open(done: Sequence[SeedRun], asked: int) -> None:
+    """Say how a sweep that is not at its end goes on."""
+    begun = [run for run in done if run.result is not None and run.result.reason is StopReason.INTERRUPTED]
+    if not begun and len(done) == asked:
+        return
+    named = "".join(f"seed {run.config.seed} was interrupted in {run.directory.path}; " for run in begun)
+    sys.stderr.write(
+        f"quarl-edge: {named}{asked - len(done)} of {asked} seeds were not begun; "
+        "the same command with --resume goes on\n"
+    )
+
+
 def _show(done: Sequence[SeedRun], asked: int) -> None:
     columns = ("seed", "ended", "best int8 return", "last", "env steps", "updates", "time")
-    drawn = [str(run.directory.path) for run in done if run.result is not None and run.result.judgements]
+    drawn = [str(run.directory.path) for run in done if _has_judgements(run)]
     first = done[0].config
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", first.env_id)
     following = [f"quarl-edge plot {shlex.join(drawn)} --out {name}-{first.algorithm}.png"] if drawn else []
@@ -179,9 +239,18 @@ def _show(done: Sequence[SeedRun], asked: int) -> None:
     write_grid(title, columns, rows, following)
 
 
+def _has_judgements(run: SeedRun) -> bool:
+    if run.earlier is not None:
+        return bool(run.earlier.judgements.points)
+    return run.result is not None and bool(run.result.judgements)
+
+
 def _row(run: SeedRun) -> tuple[str, ...]:
     seed, wall = str(run.config.seed), f"{run.wall_s:.1f} s"
-    result = run.result
+    result, earlier = run.result, run.earlier
+    if earlier is not None:
+        returns = (_number(value) for value in (earlier.best_return, earlier.last_return))
+        return (seed, f"{earlier.sessions.reason}, earlier", *returns, f"{earlier.env_steps:,}", "-", "-")
     if result is None:
         return (seed, f"failed: {type(run.error).__name__}", "-", "-", "-", "-", wall)
     best, last = (_number(value) for value in (run.best_return, result.last_return_mean))

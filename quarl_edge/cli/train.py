@@ -24,7 +24,7 @@ from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
 from quarl_edge.cli.resume import next_budget, resumed_config
 from quarl_edge.cli.summary import audit_rows, refused_rows, selection
-from quarl_edge.cli.sweep import SeedRun, parse_seeds, show_sweep, sweep
+from quarl_edge.cli.sweep import SeedRun, left_by_seed, note_unfinished, parse_seeds, show_sweep, sweep
 from quarl_edge.config import TrainConfig
 from quarl_edge.configure import make_config
 from quarl_edge.extras import require_learner, require_metrics
@@ -34,6 +34,7 @@ from quarl_edge.learner.stop import StopSignal
 from quarl_edge.local.access import Login, local_credentials
 from quarl_edge.progress import make_progress
 from quarl_edge.runs import DEFAULT_ROOT, RunDirectory
+from quarl_edge.session_log import check_idle
 from quarl_edge.task import EMBEDDED_BROKER, check_company, look_at
 
 
@@ -54,7 +55,9 @@ def train(
     run: Annotated[Path | None, typer.Option(help="Run directory. Default: a new one under runs/.")] = None,
     preset: Annotated[str, typer.Option(help="Hyperparameters of another environment's preset.")] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value; may be given often.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue --run from its latest checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue --run, or what --seeds left, from the latest checkpoint.")
+    ] = False,
     lockstep: Annotated[
         bool, typer.Option("--lockstep", help="One actor, bit-identical on repeat and resume.")
     ] = False,
@@ -82,6 +85,7 @@ def train(
       quarl-edge train CartPole-v1
       quarl-edge train Acrobot-v1 --actors 2 --steps 100000 --seed 3
       quarl-edge train CartPole-v1 --seeds 0-4
+      quarl-edge train CartPole-v1 --seeds 0-4 --resume
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
       quarl-edge train my_module:MyEnv-v0 --algorithm ppo
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
@@ -97,12 +101,12 @@ def train(
         check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
     asked |= _lag_bound(max_policy_lag)
-    swept = _seeds(seeds, seed=seed, run=run, resume=resume, settings=settings or ())
+    swept = _seeds(seeds, seed=seed, run=run, settings=settings or ())
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
         asked = {"actors": 1, **asked, "lockstep": True}
     wishes = _Wishes(env=env, algorithm=algorithm, preset=preset, asked=asked, settings=tuple(settings or ()))
-    config = _resumed(run, wishes) if resume else _fresh(run, wishes)
+    config = _resumed(run, wishes) if resume and not swept else _fresh(run, wishes)
     access = _access(
         config,
         broker=broker,
@@ -115,7 +119,7 @@ def train(
         metrics=None if metrics_port is None else (metrics_host, metrics_port),
     )
     if swept:
-        _sweep(config, swept, access, output)
+        _sweep(config, swept, access, output, resume=resume)
         return
     words = _words(
         {
@@ -227,6 +231,7 @@ def _resumed(run: Path | None, wishes: _Wishes) -> TrainConfig:
         raise UsageError("--resume needs the run to continue", hint="add --run runs/NAME")
     directory = RunDirectory.open(run)
     directory.check_writable()
+    check_idle(directory.sessions)
     return resumed_config(
         directory,
         env=wishes.env,
@@ -256,28 +261,32 @@ def _learner_credentials(folder: Path | None) -> Credentials | None:
     return held
 
 
-def _seeds(text: str, *, seed: int | None, run: Path | None, resume: bool, settings: Sequence[str]) -> tuple[int, ...]:
+def _seeds(text: str, *, seed: int | None, run: Path | None, settings: Sequence[str]) -> tuple[int, ...]:
     """Return what `--seeds` says, nothing without, and refuse what does not go with it."""
     if not text:
         return ()
     named = any(setting.partition("=")[0].strip() == "seed" for setting in settings)
-    for option, given in (("--seed", seed is not None), ("--set seed", named), ("--run", run), ("--resume", resume)):
+    for option, given in (("--seed", seed is not None), ("--set seed", named), ("--run", run)):
         if given:
             raise UsageError(
-                f"{option} does not go with --seeds, which makes a new run for each of them",
+                f"{option} does not go with --seeds, which has a run for each of them",
                 hint="leave one of them out",
             )
     return parse_seeds(text)
 
 
-def _sweep(config: TrainConfig, seeds: Sequence[int], access: _Access, output: Format) -> None:
+def _sweep(config: TrainConfig, seeds: Sequence[int], access: _Access, output: Format, *, resume: bool) -> None:
+    left = left_by_seed(config, seeds, DEFAULT_ROOT)
+    if not resume:
+        note_unfinished(left)
     with StopSignal() as stop:
         done = sweep(
             config,
             seeds,
             make=lambda mine: RunDirectory.create(mine, root=DEFAULT_ROOT),
-            train=lambda mine, directory: _train(mine, directory, access, stop, resume=False),
+            train=lambda mine, directory, goes_on: _train(mine, directory, access, stop, resume=goes_on),
             stopped=lambda: stop.requested,
+            left=left if resume else {},
         )
 
     def summary(run: SeedRun, result: TrainResult) -> dict[str, Any]:

@@ -352,6 +352,7 @@ class TrainingLoop:
         parts.check_broker()
         parts.presence.tick()
         self._account.pushes += parts.publisher.retry()
+        parts.publisher.renew(parts.receiver.policies_in_use, now)
         if parts.actors is not None:
             parts.actors.check()
         parts.receiver.send_acks()  # who fell silent is noticed though nobody speaks

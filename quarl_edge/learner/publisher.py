@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,12 +20,16 @@ from quarl_device.policy_file import GoldenVectors
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.limits import MAX_CHUNK_BYTES, MAX_INLINE_PUSH_BYTES
 from quarl_device.wire.manifest import Manifest, chunk_digests, encode_manifest
-from quarl_device.wire.push import Exploration, PushHeader, encode_push, fits_inline
+from quarl_device.wire.push import Exploration, PushHeader, encode_push, fits_inline, newer
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.blobs import BlobServer
 from quarl_export.golden import run_goldens
 from quarl_export.qat_template import QatTemplate
 from quarl_export.snapshot import PolicySnapshot
+
+RENEW_S = 15.0
+"""Longer than a device takes to say what it acts with."""
+_RENEW_MAX_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,10 @@ class _Examined:
 class PolicyPublisher:
     """Patches, signs and publishes policies; the latest is republished after a reconnection.
 
+    It is also republished where a device acts with an older one for long: brokers lose messages that they have
+    acknowledged, and what an ended connection still had on its way may overwrite what is retained. A learner that waits
+    for experience pushes nothing new, so without that both would wait for each other.
+
     Args:
         template: converted once; each push is patched into it.
         link: to the broker.
@@ -107,6 +115,7 @@ class PolicyPublisher:
         self._latest: Pushed | None = None
         self._owed = False
         self._sent_meanwhile = 0
+        self._renew_at_s, self._patience_s = 0.0, RENEW_S
         self._lock = threading.RLock()
         blobs.on_idle = self._send_owed
         link.on_connect(self._republish)
@@ -180,6 +189,7 @@ class PolicyPublisher:
         """
         with self._lock:
             self._latest, self._owed = pushed, True
+            self._renew_at_s, self._patience_s = time.monotonic() + RENEW_S, RENEW_S
             return not self._must_wait(pushed) and self._send()
 
     def retry(self) -> int:
@@ -188,6 +198,22 @@ class PolicyPublisher:
         with self._lock:
             sent, self._sent_meanwhile = self._sent_meanwhile, 0
             return sent
+
+    def renew(self, in_use: Iterable[tuple[int, int]], now_s: float) -> None:
+        """Send the latest policy again if it is out for long and a device acts with an older one; ever seldomer.
+
+        Args:
+            in_use: (epoch, version) that each device online says to act with, (0, 0) without a policy.
+            now_s: monotonic time.
+        """
+        with self._lock:
+            latest = self._latest
+            if latest is None or self._owed or now_s < self._renew_at_s or self._must_wait(latest):
+                return
+            if any(newer((self._epoch, latest.version), found) for found in in_use):
+                self._patience_s = min(2 * self._patience_s, _RENEW_MAX_S)
+                self._renew_at_s = now_s + self._patience_s
+                self._send()
 
     def retire(self) -> None:
         """Publish nothing any more, after a reconnection neither."""

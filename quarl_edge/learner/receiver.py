@@ -148,6 +148,11 @@ class Receiver:
         """Devices whose last word was a birth, by name."""
         return {name: view for name, view in list(self._actors.items()) if view.state.status == "online"}
 
+    @property
+    def policies_in_use(self) -> list[tuple[int, int]]:
+        """(epoch, version) of the policy that each device online says to act with, (0, 0) without one."""
+        return [(view.state.epoch, view.state.policy_version) for view in self.actors.values()]
+
     def _drop_silent(self) -> None:
         """Count devices that fell silent as gone, so that they take no share of the credit."""
         now_s = self._clock()

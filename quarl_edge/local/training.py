@@ -60,13 +60,13 @@ def run_training(
         metrics_at: address and port to serve /metrics at, `None` not to.
 
     Raises:
+        RunInUse: another process trains in `run`.
         QuarlError: see `Session.train`.
     """
-    checkpoint = load_latest(run.checkpoints) if resume else None
-    metrics = TensorBoard(run.tensorboard)
-    try:
+    # First of all: nobody else reads or writes in this run from here on.
+    with noted_session(run.sessions) as noted, contextlib.closing(TensorBoard(run.tensorboard)) as metrics:
+        checkpoint = load_latest(run.checkpoints) if resume else None
         with (
-            noted_session(run.sessions) as noted,
             _exporter(metrics_at, progress, _at_start(config, checkpoint)) as observers,
             open_broker(broker, actors=config.actors, login=login or Login(), fleet=fleet, log_dir=run.logs) as access,
         ):
@@ -97,8 +97,6 @@ def run_training(
             result = session.train(actors)
             noted.ended(result.reason.value, env_steps=result.env_steps, train_s=result.train_s)
             return result
-    finally:
-        metrics.close()
 
 
 def _at_start(config: TrainConfig, checkpoint: Checkpoint | None) -> FlowReport:

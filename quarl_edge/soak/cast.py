@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Player:
     Attributes:
         name: see above.
         kills: how often it was killed.
+        started_unix_s: when it was started last.
         returns: how often it was started again because it had found no broker, which a supervisor would do.
         faults: ends that should not have been, in words.
     """
@@ -45,12 +47,14 @@ class Player:
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self.kills = self.returns = 0
+        self.started_unix_s = 0.0
         self.faults: list[str] = []
 
     def start(self, words: Sequence[str]) -> None:
         """Start it; it does not run now."""
         self._words = words
         self._starts += 1
+        self.started_unix_s = time.time()
         with self._log("out").open("wb") as out, self._log("err").open("wb") as err:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self._environment, start_new_session=True

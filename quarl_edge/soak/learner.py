@@ -21,6 +21,7 @@ from pathlib import Path
 from quarl_device.actor.bench import BUILT_IN_POLICY
 from quarl_device.errors import JournalError
 from quarl_device.link import BrokerURL, PahoLink, Will, read_password
+from quarl_device.link.credentials import Credentials
 from quarl_device.policy_file import PolicyFile, read_policy_path
 from quarl_device.wire.block import BlockSpec
 from quarl_device.wire.keys import LearnerKey
@@ -65,9 +66,7 @@ def main(words: list[str] | None = None) -> None:
     policy, key, topics = soak_policy(), LearnerKey.load_or_create(options.key), Topics(options.fleet)
     birth = _birth(policy, key, epoch=options.epoch, block_steps=options.block_steps)
     gone = Will(topic=topics.learner, payload=dataclasses.replace(birth, status="gone").encode())
-    link = PahoLink(
-        BrokerURL.parse(options.broker), client_id=f"learner-{options.epoch}", password=read_password(), will=gone
-    )
+    link = _link(options, gone)
     receiver = Receiver(link, topics, ingest)
     receiver.listen()
     link.connect(timeout_s=_CONNECT_S)
@@ -89,6 +88,14 @@ def main(words: list[str] | None = None) -> None:
     ingest.close()
 
 
+def _link(options: argparse.Namespace, will: Will) -> PahoLink:
+    if options.credentials is None:
+        url = BrokerURL.parse(options.broker)
+        return PahoLink(url, client_id=f"learner-{options.epoch}", password=read_password(), will=will)
+    held = Credentials.load(options.credentials)
+    return PahoLink(held.broker_or(options.broker), client_id=held.name, tls=held.tls(), will=will)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m quarl_edge.soak.learner", description=(__doc__ or "").strip())
     parser.add_argument("--broker", required=True, metavar="URL")
@@ -96,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--journal", required=True, type=Path, metavar="DIR")
     parser.add_argument("--epoch", required=True, type=int, metavar="N")
     parser.add_argument("--key", required=True, type=Path, metavar="FILE", help="the private half; made if missing")
+    parser.add_argument("--credentials", type=Path, metavar="DIR", help="of a learner, for a broker with TLS")
     parser.add_argument("--block-steps", required=True, type=int, metavar="T")
     return parser
 

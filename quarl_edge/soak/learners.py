@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,10 @@ class Learner:
         """Whether it can be killed and go on: one that trains needs a checkpoint."""
         return not self.trains or self._has_checkpoint
 
+    def has_served_since(self, unix_s: float) -> bool:
+        """Whether a kill would end more than a start: one that trains must have kept something of its own."""
+        return not self.trains or any(path.stat().st_mtime > unix_s for path in self._checkpoints())
+
     def words(self, epoch: int) -> Sequence[str]:
         """Return the command line of its next life.
 
@@ -79,4 +83,7 @@ class Learner:
 
     @property
     def _has_checkpoint(self) -> bool:
-        return any((self._run / "checkpoints").glob("ckpt-*"))
+        return any(self._checkpoints())
+
+    def _checkpoints(self) -> Iterator[Path]:
+        return (self._run / "checkpoints").glob("ckpt-*")

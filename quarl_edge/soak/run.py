@@ -89,6 +89,7 @@ class SoakReport:
         broker_kills: of the broker.
         learner_kills: of the learner, which resumed each time.
         returns: starts of processes that had found no broker.
+        left_out: kills of a learner that was still starting: TensorFlow on a busy machine takes its time.
         wrong: what does not hold beside the books, in words.
         learner: counters of the last learner: what came twice (and was not stored) or early, among others.
     """
@@ -100,6 +101,7 @@ class SoakReport:
     broker_kills: int
     learner_kills: int
     returns: int
+    left_out: int = 0
     wrong: tuple[str, ...] = ()
     learner: dict[str, Any] = field(default_factory=dict)
 
@@ -160,6 +162,7 @@ def soak(config: SoakConfig, folder: Path, *, say: Callable[[str], None] = lambd
         devices=devices,
         broker_kills=stage.broker.kills,
         learner_kills=stage.learner.kills,
+        left_out=stage.left_out,
         returns=sum(player.returns for player in stage.players),
         wrong=(
             *wrong,
@@ -183,6 +186,7 @@ class _Stage:
         self._folder = folder
         self._epoch = int(time.time())
         self.rolled_back: list[StoredBlock] = []
+        self.left_out = 0
         self._random = random.Random(config.seed)  # noqa: S311 - faults, no secrets
         logs = folder / "logs"
         logs.mkdir(parents=True)
@@ -291,6 +295,8 @@ class _Stage:
         match fault.kind:
             case "broker kill":
                 self.broker.kill()
+            case "learner kill" if not self.kind.has_served_since(self.learner.started_unix_s):
+                self.left_out += 1
             case "learner kill" | "actor kill" | "learner restored":
                 self._player(fault).kill()
             case "learner disk full" | "actor disk full":
@@ -329,7 +335,8 @@ class _Stage:
                 self.rolled_back += roll_back(self.kind.journal, soak_spec(), share=fault.amount)
                 self._start_learner()
             case "learner kill":
-                self._start_learner()
+                if not self.learner.running:
+                    self._start_learner()
             case "actor kill":
                 self._start_actor(fault.target)
             case "learner disk full" | "actor disk full":

@@ -49,6 +49,22 @@ _LOOK_S = 0.2
 _CHECKPOINT_S = 5.0
 _REPLAY_BYTES = 256 * 1024 * 1024
 _ENDLESS = 2**62
+SAMPLES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What both ends held at one moment.
+
+    Attributes:
+        at_s: since the measurement began.
+        learner_bytes: resident, of the learner's process.
+        senders_bytes: of all senders together.
+    """
+
+    at_s: float
+    learner_bytes: int
+    senders_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +91,10 @@ class StreamSpeed:
         sender_cpu_us_per_block: CPU time of the senders' processes.
         learner_rss_start_bytes: of the learner's process, resident, when replay was full, or after the warm-up where
             it never was.
-        learner_rss_end_bytes: the same when everything was stored.
-        senders_rss_start_bytes: of all senders together.
+        learner_rss_end_bytes: the same at the end of `seconds`.
+        senders_rss_start_bytes: of all senders together, at the same moments.
         senders_rss_end_bytes: likewise.
+        memory: both between those moments, some `SAMPLES` times.
         broker: what was between them.
     """
 
@@ -102,6 +119,7 @@ class StreamSpeed:
     learner_rss_end_bytes: int
     senders_rss_start_bytes: int
     senders_rss_end_bytes: int
+    memory: tuple[Memory, ...]
     broker: str
 
 
@@ -194,8 +212,7 @@ class _Window:
     transitions: int
     blocks: int
     cpu_s: float
-    rss_start_bytes: int
-    rss_end_bytes: int
+    memory: tuple[Memory, ...]
     begun: Sequence[dict[str, Any]]
     ended: Sequence[dict[str, Any]]
 
@@ -207,19 +224,16 @@ def _run(
     senders.tell()
     begun = senders.collect("begun", timeout_s=_READY_S)
     _learn(ingest, senders, _WARM_UP_S, lambda _share: None)
-    rss_bytes = resident_bytes()
-    full = len(ingest.replay) == ingest.replay.capacity
+    samples = _Samples(ingest, senders, every_s=seconds / SAMPLES)
 
     def watch(share: float) -> None:
-        nonlocal rss_bytes, full
-        # A ring takes its memory as it fills: what grows after that would go on growing.
-        if not full and len(ingest.replay) == ingest.replay.capacity:
-            rss_bytes, full = resident_bytes(), True
+        samples.look()
         progress(share)
 
     before = (time.monotonic(), ingest.replay.inserted, ingest.counters["blocks"], time.process_time())
     _learn(ingest, senders, seconds, watch)
     after = (time.monotonic(), ingest.replay.inserted, ingest.counters["blocks"], time.process_time())
+    memory = samples.ended()
     senders.tell()
     ended = senders.collect("checksum", timeout_s=_DRAINED_S)
     return _Window(
@@ -227,11 +241,47 @@ def _run(
         transitions=after[1] - before[1],
         blocks=after[2] - before[2],
         cpu_s=after[3] - before[3],
-        rss_start_bytes=rss_bytes,
-        rss_end_bytes=resident_bytes(),
+        memory=memory,
         begun=begun,
         ended=ended,
     )
+
+
+class _Samples:
+    """Looks at the memory of both ends now and then, from when replay is full on.
+
+    A ring takes its memory as it fills: what grows after that would go on growing.
+    """
+
+    def __init__(self, ingest: Witness, senders: _Senders, *, every_s: float) -> None:
+        self._ingest = ingest
+        self._senders = senders
+        self._every_s = every_s
+        self._began_s = time.monotonic()
+        self._full = self._replay_is_full
+        self._taken = [self._sample()]
+
+    @property
+    def _replay_is_full(self) -> bool:
+        return len(self._ingest.replay) == self._ingest.replay.capacity
+
+    def look(self) -> None:
+        """Take a sample if one is due; the first of a full replay takes the place of all before it."""
+        if not self._full and self._replay_is_full:
+            self._full, self._taken = True, [self._sample()]
+        elif time.monotonic() - self._began_s >= self._taken[-1].at_s + self._every_s:
+            self._taken.append(self._sample())
+
+    def ended(self) -> tuple[Memory, ...]:
+        """Return all, with a last one of now."""
+        return (*self._taken, self._sample())
+
+    def _sample(self) -> Memory:
+        return Memory(
+            at_s=time.monotonic() - self._began_s,
+            learner_bytes=resident_bytes(),
+            senders_bytes=self._senders.resident_bytes(),
+        )
 
 
 def _learn(ingest: Witness, senders: _Senders, seconds: float, progress: Callable[[float], None]) -> None:
@@ -276,10 +326,11 @@ def _speed(workload: Workload, window: _Window, ingest: Witness, *, survived: bo
         sender_cpu_us_per_block=1e6
         * sum(end["cpu_s"] - begin["cpu_s"] for begin, end in zip(window.begun, ended, strict=True))
         / max(1, blocks),
-        learner_rss_start_bytes=window.rss_start_bytes,
-        learner_rss_end_bytes=window.rss_end_bytes,
-        senders_rss_start_bytes=sum(begin["rss_bytes"] for begin in window.begun),
-        senders_rss_end_bytes=sum(end["rss_bytes"] for end in ended),
+        learner_rss_start_bytes=window.memory[0].learner_bytes,
+        learner_rss_end_bytes=window.memory[-1].learner_bytes,
+        senders_rss_start_bytes=window.memory[0].senders_bytes,
+        senders_rss_end_bytes=window.memory[-1].senders_bytes,
+        memory=window.memory,
         broker=broker,
     )
 
@@ -322,6 +373,10 @@ class _Senders:
             with contextlib.suppress(OSError):
                 process.stdin.write(b"\n")
                 process.stdin.flush()
+
+    def resident_bytes(self) -> int:
+        """Return the memory of all of them together."""
+        return sum(resident_bytes(process.pid) for process in self._processes)
 
     def check(self) -> None:
         """Raise ActorFailed where one has ended, LinkLost where the broker has."""

@@ -25,7 +25,6 @@ from quarl_device.link import BrokerURL, Message, PahoLink, read_password
 from quarl_device.wire.block import BlockCodec
 from quarl_device.wire.messages import Ack
 from quarl_device.wire.topics import Topics
-from quarl_edge.machine import resident_bytes
 from quarl_edge.stream_bench.workload import Stream, Workload
 
 EPOCH = 1
@@ -133,7 +132,6 @@ class Sender:
             "checksum": self._stream.checksum,
             "latencies_ms": [1e3 * latency_s for latency_s in self._latencies_s],
             "cpu_s": time.process_time(),
-            "rss_bytes": resident_bytes(),
         }
 
     def close(self) -> None:
@@ -190,7 +188,7 @@ def main(arguments: list[str]) -> int:
     say(ready=True)
     if not sys.stdin.readline():
         return 1
-    say(begun=True, cpu_s=time.process_time(), rss_bytes=resident_bytes())
+    say(begun=True, cpu_s=time.process_time())
     ended, drained = threading.Event(), threading.Event()
     threading.Thread(target=_listen, args=(ended, drained), daemon=True).start()
     sender.stream(ended)

@@ -69,7 +69,9 @@ def test_a_push_waits_until_somebody_is_trusted(make):
     assert inbox.latest == (1, 1)
 
 
-def test_the_slot_holds_one_and_the_latest_wins(make):
+@pytest.fixture
+def busy_inbox(make):
+    """Return an inbox whose thread is at version 1 until the gate opens, the versions that it gave, and the gate."""
     busy, gate = threading.Event(), threading.Event()
     versions = []
 
@@ -82,12 +84,54 @@ def test_the_slot_holds_one_and_the_latest_wins(make):
     trust(inbox)
     inbox.offer(push(1))
     assert busy.wait(5.0)
-    for version in range(2, 8):
+    return inbox, versions, gate
+
+
+def test_the_latest_wins_and_what_it_overtook_is_not_loaded(busy_inbox):
+    inbox, versions, gate = busy_inbox
+    for version in range(2, 80):
         inbox.offer(push(version))
     gate.set()
-    eventually(lambda: inbox.latest == (1, 7), "the latest")
-    assert versions == [1, 7]
-    assert inbox.accepted == 2
+    eventually(lambda: inbox.ignored == 3, "the few that waited beside it")
+    assert versions == [1, 79]
+    assert (inbox.latest, inbox.accepted) == ((1, 79), 2)
+
+
+@pytest.mark.parametrize("order", [(3, 2), (4, 2, 3), (5, 4, 3, 2)])
+def test_the_newest_is_not_lost_to_an_older_one_that_comes_behind_it(busy_inbox, order):
+    inbox, versions, gate = busy_inbox
+    for version in order:
+        inbox.offer(push(version))
+    gate.set()
+    eventually(lambda: inbox.latest == (1, max(order)), "the newest")
+    assert versions[-1] == max(order)
+
+
+def test_the_newest_of_two_threads_wins_whoever_is_first(busy_inbox):
+    inbox, _, gate = busy_inbox
+    together = threading.Barrier(2)
+
+    def offer(payload):
+        together.wait(5.0)
+        inbox.offer(payload)
+
+    threads = [threading.Thread(target=offer, args=(push(version),)) for version in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5.0)
+    gate.set()
+    eventually(lambda: inbox.latest == (1, 3), "the newest")
+
+
+def test_junk_behind_it_does_not_displace_a_push(busy_inbox):
+    inbox, _, gate = busy_inbox
+    inbox.offer(push(2))
+    inbox.offer(b"junk")
+    inbox.offer(push(9, key=LearnerKey(bytes(32))))
+    gate.set()
+    eventually(lambda: inbox.latest == (1, 2), "the push")
+    assert inbox.refused == 2
 
 
 @pytest.mark.parametrize(("index", "epsilon"), [(0, 0.1), (1, 0.2), (2, 7.0), (3, 0.1)])
@@ -176,7 +220,7 @@ def test_another_push_drops_none_that_waits(make):
     trust(inbox, epoch=1)
     for number, early in enumerate([(3, 1), (2, 9), (3, 1)]):
         inbox.offer(push(early[1], epoch=early[0]))
-        eventually(lambda: inbox._early and inbox._payload is None, "held")
+        eventually(lambda: inbox._early and not inbox._payloads, "held")
         inbox.offer(push(number + 1, epoch=1))
         eventually(lambda number=number: len(ready) == number + 1, "the one in charge is followed")
     trust(inbox, epoch=3)

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+import tracemalloc
 
 import pytest
 from cryptography import x509
@@ -169,6 +170,83 @@ def test_a_topic_that_is_not_text_is_left_out():
         link.close()
 
 
+def test_w4_a_message_larger_than_any_of_this_protocol_is_left_out_without_memory_and_acknowledged(caplog):
+    """Ending the connection would let whoever sends it keep this client off the broker."""
+    size = 24 * 1024 * 1024
+    length = bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21 & 127])
+    answers = []
+
+    def answer(sock):
+        read_packet(sock)
+        sock.sendall(CONNACK)
+        _, body = read_packet(sock)
+        sock.sendall(bytes([0x90, 3, *body[:2], 1]))
+        head = b"\x32" + length + b"\x00\x01t" + b"\x12\x34"
+        sock.sendall(head)
+        part = bytes(1024 * 1024)
+        for _ in range(24):
+            sock.sendall(part[: len(part) - (5 if _ == 0 else 0)])
+        sock.sendall(b"\x30\x04\x00\x01t!")
+        answers.append(read_packet(sock))
+
+    with Scripted(answer) as server:
+        link, heard = link_to(server.port), Heard()
+        link.subscribe("#", heard)
+        tracemalloc.start()
+        try:
+            link.connect(timeout_s=5)
+            assert [message.payload for message in heard.wait(1)] == [b"!"]
+            # What the server above sends is in this process too.
+            assert tracemalloc.get_traced_memory()[1] < 6 * 1024 * 1024
+        finally:
+            tracemalloc.stop()
+        assert until(lambda: answers == [(0x40, b"\x12\x34")])
+        assert link.connected
+        assert link._loop.client.overlong == 1
+        link.close()
+    assert f"a message of {size} bytes on 't' is larger than any of this protocol" in caplog.text
+
+
+def test_a_packet_of_another_kind_that_large_ends_the_connection():
+    with Scripted(answering(CONNACK + b"\xd0\xff\xff\xff\x7f" + bytes(100))) as server:
+        link = link_to(server.port)
+        link.connect(timeout_s=5)
+        link.close()
+        assert link._loop is None
+
+
+def test_a_broker_that_ends_every_connection_with_a_large_message_open_is_asked_about_its_limit(caplog):
+    def answer(sock):
+        read_packet(sock)
+        sock.sendall(CONNACK)
+        sock.recv(64)
+        sock.close()
+
+    with Scripted(answer) as server:
+        link = link_to(server.port)
+        link.on_connect(lambda: link.publish("t", bytes(100_000)))
+        link.connect(timeout_s=5)
+        assert until(lambda: "with a message of 100,000 bytes open: does it take packets of that size?" in caplog.text)
+        link.close()
+
+
+def test_a_bad_network_is_not_taken_for_a_limit(caplog):
+    def answer(sock):
+        read_packet(sock)
+        sock.sendall(CONNACK)
+        sock.recv(64)
+        sock.close()
+
+    with Scripted(answer) as server:
+        link = link_to(server.port)
+        link.on_connect(lambda: link.publish("t", bytes(1_000)))
+        link.connect(timeout_s=5)
+        assert until(lambda: link.counters.cut_short > 4)
+        link.close()
+    assert "lost the broker" in caplog.text
+    assert "packets of that size" not in caplog.text
+
+
 # -- TLS -----------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +300,15 @@ def test_a_trusted_certificate_is_taken(certificate):
         link.close()
 
 
+def test_w6_a_handshake_that_is_never_answered_ends_at_its_deadline_and_is_tried_again():
+    with Scripted(lambda _sock: None) as server:
+        link = link_to(server.port, tls=True, limits=LinkLimits(connect_timeout_s=0.2))
+        with pytest.raises(BrokerUnreachable):
+            link.connect(timeout_s=1.5)
+        assert server.accepted >= 2
+        link.close()
+
+
 # -- networks that stall -------------------------------------------------------------------------------------------
 
 
@@ -237,6 +324,24 @@ def test_w6_a_flush_ends_at_its_deadline_and_a_close_too(proxy):
     link.close(timeout_s=0.3)
     assert time.monotonic() - began < 2
     assert not link.connected
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_network_that_is_dead_one_way_is_noticed_though_the_other_is_busy(mosquitto, proxy, way):
+    """To the end that hears nothing is missing, and a keep-alive that only counts what comes would wait for ever."""
+    link, heard = link_to(proxy.port, limits=LinkLimits(keepalive_s=1)), Heard()
+    other = link_to(mosquitto.port, client_id="other")
+    link.subscribe("to/a", heard)
+    with contextlib.closing(link), contextlib.closing(other):
+        other.connect(timeout_s=5)
+        link.connect(timeout_s=5)
+        proxy.half_open(way)
+        deadline_s = time.monotonic() + 15
+        while link.counters.connections < 2 and time.monotonic() < deadline_s:
+            link.publish("from/a", b"x")
+            other.publish("to/a", b"x")
+            time.sleep(0.05)
+        assert link.counters.connections == 2
 
 
 def test_w6_a_flush_ends_when_the_connection_does(proxy):

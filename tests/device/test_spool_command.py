@@ -146,7 +146,47 @@ def test_one_life_of_a_full_disk_is_given_up_and_the_other_is_whole(pi, tmp_path
     whole = {one: [(one, sequence, None) for sequence in range(count)] for one, count in ((A, 12), (B, 3))}
     lost = {A: [(A, 11, 48)], B: [(B, 2, 12)]}
     assert status == 0
-    assert held(pi) == [place for one in (A, B) for place in (lost if one == life else whole)[one]]
+    # A life of which nothing but losses is left needs no file, so it comes first.
+    other = B if life == A else A
+    assert held(pi) == lost[life] + whole[other]
+
+
+@pytest.mark.parametrize("life", [A, B])
+def test_the_space_of_any_life_is_given_back_at_once(pi, tmp_path, capsys, life):
+    whole = {one: sum(path.stat().st_size for path in pi.glob(f"*-{one}-*.qs")) for one in (A, B)}
+    assert main(["spool", "discard", "lab.pi", "--boot", life, "--state-dir", str(tmp_path)]) == 0
+    assert " KiB) of 1 lives are given up" in capsys.readouterr().out
+    left = whole[B if life == A else A]
+    assert left <= sum(path.stat().st_size for path in pi.glob("*.qs")) < left + 500
+
+
+def test_what_was_delivered_of_another_life_does_not_come_again_with_the_file_that_said_so(pi, tmp_path, capsys):
+    spool = fill(pi, C, 2)
+    assert spool.delivering == A
+    spool.free(4)
+    spool._notes.mark()
+    spool._let_go()
+    assert said(capsys, tmp_path, "discard", "lab.pi", "--boot", C)[0] == 0
+    assert not list(pi.glob(f"*-{C}-*.qs"))
+    spool = DiskSpool(pi, boot_id="d" * 16, config=CONFIG)
+    spool.free(spool.end)  # what is lost of C
+    assert (spool.delivering, spool.base) == (A, 5)
+    spool._let_go()
+
+
+def test_a_loss_that_only_a_file_that_goes_has_told_is_told_all_the_same(pi, tmp_path, capsys):
+    # The file that tells the loss of A is that of C, which goes.
+    spool = DiskSpool(pi, boot_id=C, config=CONFIG)
+    spool.put(0, b"c" * 100, steps=4)
+    segment = spool._holdings.oldest_segment()
+    spool._holdings.lose(segment, next(segment.entries()))
+    assert spool._notes.keep_losses()
+    spool._let_go()
+    assert said(capsys, tmp_path, "discard", "lab.pi", "--boot", C)[0] == 0
+    assert not list(pi.glob(f"*-{C}-*.qs"))
+    _, listing = said(capsys, tmp_path, "ls")
+    lives = {one["boot_id"]: (one["lost_blocks"], one["lost_steps"]) for one in listing["spools"][0]["lives"]}
+    assert (lives[A], lives[C]) == ((1, 4), (1, 4))
 
 
 def test_what_was_begun_on_a_full_disk_and_cut_short_is_accounted_for_too(pi, tmp_path, capsys, full_disk, monkeypatch):

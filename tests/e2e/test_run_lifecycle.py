@@ -77,6 +77,10 @@ def test_sigint_ends_a_run_cleanly_with_a_checkpoint(tmp_path):
     words = [*EDGE, "train", "CartPole-v1", "--run", "r", "--format", "json", *NO_GOAL]
     with Started(words, cwd=tmp_path, log=tmp_path / "log") as learner:
         learner.wait_for(lambda: "int8 return" in learner.said(), seconds=90, what="training")
+        # A broker of its own, so no claim of a fleet keeps a second one out of the run.
+        second = edge("train", "--resume", "--run", "r", "--steps", 1_000_000, cwd=tmp_path)
+        assert second.returncode == 77, second.stderr
+        assert f"process {learner.process.pid} on " in second.stderr
         code, out = learner.end(signal.SIGINT)
     assert code == 0
     assert json.loads(out.splitlines()[-1])["reason"] == "interrupted"

@@ -10,14 +10,15 @@ from tensorboard_events import read_events
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 NO_GOAL = ["--set", "goal_return=none"]
+SWEEP = ["train", "CartPole-v1", "--seeds", "0,3", "--steps", 1000, "--actors", 1, "--set", "hidden=32", *NO_GOAL]
+SWEEP += ["--format", "json"]
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """Two short runs, and what `train --seeds` said of them."""
     folder = tmp_path_factory.mktemp("sweep")
-    words = ["--seeds", "0,3", "--steps", 1000, "--actors", 1, "--set", "hidden=32", *NO_GOAL]
-    done = edge("train", "CartPole-v1", *words, "--format", "json", cwd=folder)
+    done = edge(*SWEEP, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, last_json(done)
 
@@ -36,6 +37,16 @@ def test_a_sweep_is_one_run_per_seed(swept):
         assert run["last_return_mean"] == trained["last_return_mean"]
         assert run["env_steps"] == trained["env_steps"]
         assert run["judgements"] == trained["judgements"] > 0
+
+
+def test_a_sweep_that_is_done_has_nothing_left_to_go_on_with(swept):
+    folder, said = swept
+    done = edge(*SWEEP, "--resume", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    again = last_json(done)
+    assert [run["earlier"] for run in again["runs"]] == [True, True]
+    assert again["int8_return_mean"] == said["int8_return_mean"]
+    assert [run["run"] for run in again["runs"]] == [run["run"] for run in said["runs"]]
 
 
 def test_a_run_says_what_it_was_and_how_runs_differ(swept):

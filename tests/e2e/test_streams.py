@@ -3,6 +3,8 @@
 But for the kills of the broker itself, on one more broker by its URL (docs/guides/broker.md)::
 
     QUARL_TEST_BROKER_URL=mqtt://user@emqx.local:1883 QUARL_MQTT_PASSWORD=... pytest tests/e2e/test_streams.py -k url
+    QUARL_TEST_BROKER_URL=mqtts://emqx.local:8883 QUARL_TEST_BROKER_CREDENTIALS=broker/clients \\
+      pytest tests/e2e/test_streams.py -k url
 """
 
 import contextlib
@@ -15,11 +17,14 @@ import struct
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from runs_helper import DEVICE, Started
+from secured_broker import SecuredBroker
 
 from quarl_device.link import BrokerURL, PahoLink
+from quarl_device.link.credentials import Credentials
 from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.testing.tcp_proxy import TcpProxy
 from quarl_device.wire.block_stamp import read_stamp
@@ -30,7 +35,9 @@ from quarl_edge.replay.segments import iterate
 pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(240)]
 
 BLOCK_STEPS = 16
+DEVICE_NAME = "pi"
 URL = os.environ.get("QUARL_TEST_BROKER_URL", "")
+CREDENTIALS = os.environ.get("QUARL_TEST_BROKER_CREDENTIALS", "")
 BROKERS = ["mosquitto", *(["url"] if URL else [])]
 
 COUNTING = """
@@ -55,10 +62,18 @@ gymnasium.register("Counting-v0", lambda: Counting(gymnasium.make("CartPole-v1")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """A broker that runs already, and that others may use: what is done there is done in a fleet of its own."""
+    """A broker that runs already, and that others may use: what is done there is done in a fleet of its own.
+
+    With `credentials`, a directory with those of `learner` and of the device `pi`, that is the fleet of the device.
+    """
 
     url: str
     fleet: str
+    credentials: Path | None = None
+
+    @classmethod
+    def secured(cls, url, credentials):
+        return cls(url=url, fleet=Credentials.load(credentials / DEVICE_NAME).fleet, credentials=credentials)
 
     @property
     def place(self):
@@ -66,13 +81,24 @@ class Elsewhere:
 
     def clear(self):
         """Remove what the fleet has retained."""
-        link = PahoLink(self.place, client_id=self.fleet, password=os.environ.get("QUARL_MQTT_PASSWORD"))
-        topics = set()
-        link.subscribe(f"{Topics(self.fleet).root}/#", lambda message: topics.add(message.topic))
+        topics = Topics(self.fleet)
+        if self.credentials is None:
+            link = PahoLink(self.place, client_id=self.fleet, password=os.environ.get("QUARL_MQTT_PASSWORD"))
+            return self._clear(link, f"{topics.root}/#")
+        mine = f"{topics.root}/d/{DEVICE_NAME}/up/#"
+        for name, read in (("learner", topics.learner), ("learner", topics.policy), (DEVICE_NAME, mine)):
+            tls = Credentials.load(self.credentials / name).tls()
+            self._clear(PahoLink(self.place, client_id=name, tls=tls), read)
+        return None
+
+    @staticmethod
+    def _clear(link, topic_filter):
+        found = set()
+        link.subscribe(topic_filter, lambda message: found.add(message.topic))
         link.connect(timeout_s=20)
         with contextlib.closing(link):
             time.sleep(2.0)
-            for topic in topics:
+            for topic in found:
                 link.publish(topic, b"", retain=True)
             assert link.flush(timeout_s=10)
 
@@ -85,25 +111,30 @@ class Scene:
         place = BrokerURL.parse(broker.url)
         self.port = port or place.port
         host = "127.0.0.1" if port else place.host
-        self.actor_url = f"mqtt://{place.user + '@' if place.user else ''}{host}:{self.port}"
+        scheme, user = "mqtts" if place.tls else "mqtt", f"{place.user}@" if place.user else ""
+        self.actor_url = f"{scheme}://{user}{host}:{self.port}"
         self.epoch, self.started, self.learner, self.actor = int(time.time()), [], None, None
         (folder / "counting_env.py").write_text(COUNTING)
         (folder / "counts").mkdir()
-        LearnerKey.load_or_create(folder / "learner.key").public.save(folder / "learner.pub")
+        held = getattr(broker, "credentials", None)
+        self.key = held / "learner" / "signing.key" if held else folder / "learner.key"
+        self.learner_words = ["--credentials", held / "learner"] if held else []
+        self.actor_words = ["--credentials", held / DEVICE_NAME] if held else ["--learner-key", folder / "learner.pub"]
+        LearnerKey.load_or_create(self.key).public.save(folder / "learner.pub")
 
     def start_learner(self):
         self.epoch += 1
         words = [
             sys.executable, "-m", "quarl_edge.soak.learner", "--broker", self.broker.url, "--fleet", self.fleet,
-            "--journal", self.folder / "journal", "--epoch", self.epoch, "--key", self.folder / "learner.key",
-            "--block-steps", BLOCK_STEPS,
+            "--journal", self.folder / "journal", "--epoch", self.epoch, "--key", self.key,
+            "--block-steps", BLOCK_STEPS, *self.learner_words,
         ]  # fmt: skip
         self.learner = self._start(words, "learner")
 
     def start_actor(self, *words):
         words = [
-            *DEVICE, "run", "--broker", self.actor_url, "--fleet", self.fleet, "--id", "pi",
-            "--env", "counting_env:Counting-v0", "--learner-key", self.folder / "learner.pub",
+            *DEVICE, "run", "--broker", self.actor_url, "--fleet", self.fleet, "--id", DEVICE_NAME,
+            "--env", "counting_env:Counting-v0", *self.actor_words,
             "--block-steps", BLOCK_STEPS, "--state-dir", self.folder / "state", "--format", "json",
             "--max-offline", 60, *words,
         ]  # fmt: skip
@@ -136,18 +167,19 @@ class Scene:
     def wait_for_more(self, blocks, *, seconds=120):
         """Wait until so many more blocks are stored."""
         wanted = len(self.stamps()) + blocks
-        self._wait(lambda: len(self.stamps()) >= wanted, f"{blocks} more blocks", seconds)
+        self.wait_until(lambda: len(self.stamps()) >= wanted, f"{blocks} more blocks", seconds)
 
     def wait_for_life(self, number, *, seconds=120):
         """Wait until the blocks of so many lives are stored."""
-        self._wait(lambda: len({s.boot_id for s in self.stamps()}) >= number, f"life {number}", seconds)
+        self.wait_until(lambda: len({s.boot_id for s in self.stamps()}) >= number, f"life {number}", seconds)
 
     def wait_for_steps(self, steps, *, seconds=120):
         """Wait until the environments have made so many more."""
         wanted = self.made() + steps
-        self._wait(lambda: self.made() >= wanted, f"{steps} more steps", seconds)
+        self.wait_until(lambda: self.made() >= wanted, f"{steps} more steps", seconds)
 
-    def _wait(self, condition, what, seconds):
+    def wait_until(self, condition, what, seconds=120):
+        """Wait for a condition; says what everybody said where it does not come."""
         deadline = time.monotonic() + seconds
         while not condition():
             said = "\n".join(f"{process.log.name}: {process.said()[-1500:]}" for process in self.started)
@@ -185,7 +217,7 @@ class Scene:
         stamps = self.stamps()
         ids = Counter((stamp.boot_id, stamp.sequence) for stamp in stamps)
         assert max(ids.values()) == 1, "stored twice"
-        account = learner["account"]["pi"]
+        account = learner["account"][DEVICE_NAME]
         unfinished = self.made() - account["stored_steps"] - account["lost_steps"]
         counted = {name: learner[name] for name in ("blocks", "duplicates", "gaps", "transitions", "dropped_rows")}
         print({"made": self.made(), **account, "unfinished": unfinished, **counted})  # noqa: T201
@@ -207,11 +239,8 @@ def broker(request):
         with Mosquitto() as broker:
             yield broker
         return
-    elsewhere = Elsewhere(url=URL, fleet=f"test-{secrets.token_hex(4)}")
-    if elsewhere.place.tls:
-        pytest.skip(
-            "the actors come through a proxy, whose name is in no certificate: QUARL_TEST_BROKER_URL=mqtt://..."
-        )
+    held = Path(CREDENTIALS).resolve() if CREDENTIALS else None
+    elsewhere = Elsewhere.secured(URL, held) if held else Elsewhere(url=URL, fleet=f"test-{secrets.token_hex(4)}")
     yield elsewhere
     elsewhere.clear()
 
@@ -260,6 +289,28 @@ def test_a_killed_actor_delivers_what_it_left_under_the_name_of_that_life(remote
     assert [stamp.boot_id for stamp in stamps] == sorted((s.boot_id for s in stamps), key=lives.index), "life by life"
     # n = 3: of a life that was killed, at most two rows wait for steps that never come; they are no episode's end.
     assert learner["transitions"] + learner["dropped_rows"] >= learner["env_steps"] - 2
+
+
+def test_an_outage_costs_a_fast_simulator_no_more_than_may_wait(remote_scene, proxy):
+    """In seconds it could make more than the learner takes in minutes, all of an old policy."""
+    scene = remote_scene
+    scene.start_learner()
+    scene.start_actor("--max-offline-blocks", 8)
+    stands = "8 blocks wait, and it takes them before anything newer"
+    for outage in (1, 2):
+        scene.wait_for_more(20)
+        proxy.refuse()
+        proxy.cut()
+        scene.wait_until(lambda count=outage: scene.actor.said().count(stands) == count, "that it says why it stops")
+        made = scene.made()
+        time.sleep(1.0)
+        assert scene.made() == made, "it stands still for as long as it lasts"
+        # What was in flight at the cut waits too.
+        assert made - scene.stamps()[-1].first_step <= (64 + 2) * BLOCK_STEPS
+        proxy.refuse(False)
+        scene.wait_for_steps(BLOCK_STEPS, seconds=30)
+    _, learner = scene.ledger(killed=0)
+    assert learner["lost_steps"] == 0
 
 
 def test_a_killed_learner_that_resumes_has_every_block_once(scene):
@@ -330,7 +381,7 @@ def test_an_actor_that_drops_the_oldest_declares_every_step_of_it(remote_scene, 
     proxy.refuse(False)
     scene.wait_for_more(20)
     _, learner = scene.ledger(killed=0)
-    assert learner["account"]["pi"]["lost_steps"] > 100 * BLOCK_STEPS
+    assert learner["account"][DEVICE_NAME]["lost_steps"] > 100 * BLOCK_STEPS
 
 
 def test_two_processes_with_one_id_end_as_one_and_both_of_their_books_are_kept(scene):
@@ -347,3 +398,24 @@ def test_two_processes_with_one_id_end_as_one_and_both_of_their_books_are_kept(s
         dropped += scene.deliver_the_rest(*words)["steps_dropped"]
     scene.books(killed=0, dropped=dropped)
     assert dropped == 0
+
+
+def test_over_tls_with_certificates_and_access_rules_the_books_are_right_too(tmp_path):
+    """As a broker elsewhere is reached by its URL; the actor comes through a proxy, for which its certificate holds."""
+    fleet = f"test-{secrets.token_hex(4)}"
+    with SecuredBroker({DEVICE_NAME: ("device", fleet)}) as secured, TcpProxy(secured.port) as proxy:
+        elsewhere = Elsewhere.secured(f"mqtts://localhost:{secured.port}", secured.path / "clients")
+        scene = Scene(tmp_path, elsewhere, port=proxy.port)
+        try:
+            scene.start_learner()
+            scene.start_actor()
+            scene.wait_for_more(10)
+            scene.kill(scene.learner)
+            proxy.cut()
+            scene.wait_for_steps(20 * BLOCK_STEPS)
+            scene.start_learner()
+            scene.wait_for_more(10)
+            scene.ledger(killed=0)
+        finally:
+            scene.close()
+        elsewhere.clear()

@@ -18,7 +18,7 @@ from quarl_device.wire.messages import Need
 from quarl_device.wire.push import Exploration, decode_push
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.blobs import BlobServer
-from quarl_edge.learner.publisher import PolicyPublisher
+from quarl_edge.learner.publisher import RENEW_S, PolicyPublisher
 from quarl_export.qat_template import QatTemplate
 
 TOPICS = Topics("f")
@@ -224,3 +224,51 @@ def test_w4_needs_that_do_not_hold_are_refused_and_the_rest_is_served(setting, c
     device.ask(device.manifests[0], 0)
     eventually(lambda: sum(map(len, device.chunks.values())) == device.manifests[0].count, "served")
     assert sum("refused" in record.message for record in caplog.records) == 5
+
+
+def policies_sent(broker):
+    sent = []
+    ear = broker.link("ear")
+    ear.subscribe(TOPICS.policy, lambda message: sent.append(message.payload))
+    ear.connect(timeout_s=1)
+    return sent
+
+
+def test_a_policy_that_a_device_has_not_got_for_long_is_sent_again_ever_seldomer(setting):
+    """A broker may lose what it has acknowledged, and a learner that waits for experience pushes nothing new."""
+    broker, _, _, network, publisher = setting
+    sent = policies_sent(broker)
+    publisher.renew([(0, 0)], 1e9)
+    assert not sent, "there is none yet"
+    pushed = prepared(publisher, network)
+    publisher.publish(pushed)
+    out_s = time.monotonic()
+    publisher.renew([(7, 2)], out_s + RENEW_S / 2)
+    assert len(sent) == 1, "it may not have said yet what it acts with"
+    for at_s, count in ((20, 2), (40, 2), (51, 3), (100, 3), (112, 4)):
+        publisher.renew([(7, 3), (7, 2)], out_s + at_s)
+        assert len(sent) == count, at_s
+    assert set(sent) == {pushed.payload}
+    publisher.publish(prepared(publisher, network, version=4))
+    publisher.renew([(0, 0)], time.monotonic() + RENEW_S + 1)
+    assert len(sent) == 6, "of another policy the waiting begins anew"
+
+
+@pytest.mark.parametrize("in_use", [[], [(7, 3)], [(8, 1), (7, 3), (7, 4)]], ids=["nobody", "all", "later ones"])
+def test_where_nobody_lacks_it_nothing_is_sent_again(setting, in_use):
+    broker, _, _, network, publisher = setting
+    publisher.publish(prepared(publisher, network))
+    sent = policies_sent(broker)
+    before = len(sent)  # what is retained
+    publisher.renew(in_use, time.monotonic() + 1e6)
+    assert len(sent) == before
+
+
+def test_a_learner_that_has_left_renews_nothing(setting):
+    broker, _, _, network, publisher = setting
+    publisher.publish(prepared(publisher, network))
+    sent = policies_sent(broker)
+    before = len(sent)
+    publisher.retire()
+    publisher.renew([(0, 0)], time.monotonic() + 1e6)
+    assert len(sent) == before

@@ -1,6 +1,7 @@
 """The command lines of a soak's learners, against the commands that read them."""
 
 import itertools
+import time
 
 import pytest
 
@@ -32,6 +33,15 @@ def test_one_that_trains_resumes_once_it_has_a_checkpoint(tmp_path):
     assert "--resume" in again
     assert "--set" not in again
     assert learner.journal == tmp_path / "run" / "journal"
+
+
+def test_one_that_trains_is_killed_after_it_has_kept_something_of_its_own(tmp_path):
+    assert made(tmp_path, trains=False).has_served_since(time.time())
+    learner = made(tmp_path, trains=True)
+    assert not learner.has_served_since(0.0)
+    (tmp_path / "run" / "checkpoints" / "ckpt-3000").mkdir(parents=True)
+    assert learner.has_served_since(time.time() - 60)
+    assert not learner.has_served_since(time.time() + 60), "that one is of the life before"
 
 
 def test_the_settings_of_training_are_settings_and_its_goal_is_out_of_reach(tmp_path):

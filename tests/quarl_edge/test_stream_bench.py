@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -147,7 +148,32 @@ def test_a_short_stream_from_two_senders_adds_up(tmp_path, capsys):
         "senders_rss_end_bytes",
     ):
         assert said[name] > 10_000_000
+    samples = said["memory"]
+    assert said["learner_rss_start_bytes"] == samples[0]["learner_bytes"]
+    assert said["senders_rss_end_bytes"] == samples[-1]["senders_bytes"]
+    assert 5 < len(samples) <= measure.SAMPLES + 2
+    assert [one["at_s"] for one in samples] == sorted(one["at_s"] for one in samples)
     assert said["machine"]
+
+
+def test_memory_counts_from_a_full_replay_on():
+    class Ring:
+        capacity, held = 4, 0
+
+        def __len__(self):
+            return self.held
+
+    ring = Ring()
+    samples = measure._Samples(SimpleNamespace(replay=ring), SimpleNamespace(resident_bytes=lambda: 7), every_s=0.0)
+    samples.look()
+    assert len(samples._taken) == 2
+    ring.held = 4
+    samples.look()
+    samples.look()
+    taken = samples.ended()
+    assert len(taken) == 3
+    assert {one.senders_bytes for one in taken} == {7}
+    assert taken[0].learner_bytes > 1_000_000
 
 
 @pytest.mark.e2e

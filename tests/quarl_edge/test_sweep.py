@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from run_factory import judged
+from run_factory import judged, make_run
 
 from quarl_device.errors import BrokerUnreachable, NonFiniteError, QuarlError, UsageError
 from quarl_edge.cli import main
 from quarl_edge.cli.output import Format
-from quarl_edge.cli.sweep import parse_seeds, show_sweep, sweep
+from quarl_edge.cli.sweep import left_by_seed, note_unfinished, parse_seeds, show_sweep, sweep
 from quarl_edge.configure import make_config
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.runs import RunDirectory
@@ -44,18 +44,20 @@ class Trainer:
 
     def __init__(self, root, ends, stop_after=None):
         self.root, self.ends, self.stop_after, self.trained = root, iter(ends), stop_after, []
+        self.went_on = []
 
-    def train(self, config, directory):
+    def train(self, config, directory, goes_on):
         self.trained.append((config.seed, directory.config.seed))
+        self.went_on += [config.seed] if goes_on else []
         end = next(self.ends)
         if isinstance(end, Exception):
             raise end
-        return result(end)
+        return end if isinstance(end, TrainResult) else result(end)
 
-    def run(self, seeds):
+    def run(self, seeds, left=None):
         return sweep(
             CONFIG, seeds, make=lambda config: RunDirectory.create(config, root=self.root), train=self.train,
-            stopped=lambda: len(self.trained) == self.stop_after,
+            stopped=lambda: len(self.trained) == self.stop_after, left=left,
         )  # fmt: skip
 
 
@@ -110,6 +112,62 @@ def test_an_end_that_is_asked_for_begins_no_other_run(tmp_path, capsys):
     assert "2 of 3 seeds" in capsys.readouterr().out
     with pytest.raises(KeyboardInterrupt):
         show_sweep(Trainer(tmp_path, [], stop_after=0).run((0,)), 1, Format.TEXT, summary)
+
+
+@pytest.fixture
+def left(tmp_path):
+    """Return what a sweep over 0-4 left: one done, one to go on with, one that kept nothing, one of other settings."""
+    make_run(tmp_path, seed=0, ended="solved", points=((300, 90.0),))
+    for seed, asked in ((1, {}), (2, {}), (3, {"steps": 77})):
+        run = make_run(tmp_path, seed=seed, ended="interrupted" if seed != 1 else "", **asked)
+        if seed != 2:
+            (run.checkpoints / "ckpt-000000000832").mkdir(parents=True)
+    return left_by_seed(CONFIG, range(5), tmp_path)
+
+
+def test_a_sweep_that_goes_on_trains_what_is_not_done_alone(tmp_path, left, capsys):
+    assert set(left) == {0, 1}
+    trainer = Trainer(tmp_path, [20.0, 30.0, 40.0, 50.0])
+    done = trainer.run((0, 1, 2, 3, 4), left=left)
+    assert [seed for seed, _ in trainer.trained] == [1, 2, 3, 4]
+    assert trainer.went_on == [1]
+    assert done[1].directory.path == left[1].path
+    assert f"seed 0, run 1 of 5: done in {left[0].path}" in capsys.readouterr().err
+    show_sweep(done, 5, Format.JSON, summary)
+    said = json.loads(capsys.readouterr().out)
+    first = said["runs"][0]
+    assert (first["seed"], first["reason"], first["earlier"], first["int8_return_mean"]) == (0, "solved", True, 90.0)
+    assert said["int8_return_mean"] == (90 + 20 + 30 + 40 + 50) / 5
+    show_sweep(done, 5, Format.TEXT, summary)
+    said = capsys.readouterr()
+    assert "solved, earlier" in said.out
+    assert f"quarl-edge plot {left[0].path}" in said.out
+    assert not said.err, "nothing is left to do"
+
+
+def test_the_newest_run_of_a_seed_is_the_one_that_counts(tmp_path):
+    for name, ended in (("20260101T000000Z-s0", "interrupted"), ("20260102T000000Z-s0", "budget")):
+        run = make_run(tmp_path, seed=0, ended=ended, name=f"CartPole-v1-dqn-{name}")
+        (run.checkpoints / "ckpt-000000000832").mkdir(parents=True)
+    (tmp_path / "CartPole-v1-dqn-20260103T000000Z-s0").mkdir()
+    (tmp_path / "CartPole-v1-dqn-20260103T000000Z-s0" / "config.json").write_text("{")
+    assert left_by_seed(CONFIG, [0], tmp_path)[0].path == run.path
+
+
+def test_what_is_begun_anew_though_it_could_go_on_is_named(left, capsys):
+    note_unfinished(left)
+    said = capsys.readouterr().err
+    assert said.count("note:") == 1
+    assert f"seed 1 was not finished in {left[1].path} (832 of {CONFIG.steps:,} steps)" in said
+    assert "the same command with --resume" in said
+
+
+def test_an_interrupted_sweep_names_its_run_and_says_how_it_goes_on(tmp_path, capsys):
+    done = Trainer(tmp_path, [10.0, result(20.0, StopReason.INTERRUPTED)], stop_after=2).run((0, 1, 2))
+    show_sweep(done, 3, Format.JSON, summary)
+    said = capsys.readouterr().err
+    assert f"seed 1 was interrupted in {done[1].directory.path}; 1 of 3 seeds were not begun" in said
+    assert "the same command with --resume" in said
 
 
 @pytest.mark.parametrize(

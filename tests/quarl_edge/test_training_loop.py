@@ -64,6 +64,7 @@ class World:
         self.last_stored_s = 0.0
         self.contributors = {("actor-0", "aa")}
         self.actors = {}
+        self.policies_in_use = [(7, 1)]
         self.begun = []
         self.lag, self.connected, self.capacity = PolicyLag(), True, 1_000
         self.on_wait = lambda: None
@@ -119,6 +120,7 @@ class Publisher:
 
     def __init__(self):
         self.published = []
+        self.renewals = []
         self.deaf = False
         self.owed = False
 
@@ -135,6 +137,9 @@ class Publisher:
     def retry(self):
         taken, self.owed = self.owed and not self.deaf, self.owed and self.deaf
         return taken
+
+    def renew(self, in_use, now_s):
+        self.renewals.append((in_use, now_s))
 
 
 class Evaluator:
@@ -582,6 +587,7 @@ def test_only_pushes_that_went_out_are_counted():
     setting.world.on_wait = lambda: setattr(setting.publisher, "deaf", setting.world.env_steps < 150)
     result = setting.run()
     assert 0 < result.pushes < len(setting.publisher.published)
+    assert setting.publisher.renewals[0][0] == [(7, 1)], "asked for what devices act with"
 
 
 def test_an_audit_that_was_put_off_is_made_with_the_next_push():

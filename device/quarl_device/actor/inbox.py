@@ -1,4 +1,7 @@
-"""Turns pushes into policies off the stepping thread: a slot of one, the latest wins.
+"""Turns pushes into policies off the stepping thread: those that came last wait, the latest is looked at first.
+
+They are several since what came last need not be the newest: a broker may hand out two in the wrong order, and which
+one is newer is known when its signature has been checked, not before. Whoever is overtaken costs that check alone.
 
 A manifest is handed to a `Fetcher`, which hands the policy file back once it is whole; it has a slot of its own, so
 that the manifests that came meanwhile do not throw away what took long to fetch.
@@ -37,6 +40,7 @@ from quarl_device.wire.push import PushHeader, decode_push, newer
 _LOG = logging.getLogger(__name__)
 _PUSHES_KEPT = 256
 _WAIT_S = 1.0
+_WAITING = 4
 
 Signed = tuple[PushHeader, bytes]
 
@@ -85,7 +89,7 @@ class Inbox:
         self._actor_index = actor_index
         self._on_ready = on_ready
         self._changed = threading.Condition()
-        self._payload: bytes | None = None
+        self._payloads: deque[bytes] = deque(maxlen=_WAITING)
         self._fetched: Signed | None = None
         self._early: Signed | None = None  # of a learner whose birth has not come
         self._fetcher = fetcher
@@ -126,9 +130,9 @@ class Inbox:
             self._changed.notify_all()
 
     def offer(self, payload: bytes) -> None:
-        """Put a push into the slot; one that waits there is forgotten."""
+        """Have a push looked at, before all that wait; the oldest of too many is forgotten."""
         with self._changed:
-            self._payload = payload
+            self._payloads.append(payload)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -165,7 +169,7 @@ class Inbox:
                 self._refuse(error)
 
     def _next_job(self) -> Callable[[], None] | None:
-        """Empty one slot; what is refused takes nothing with it that lies in another."""
+        """Take one thing that waits; what is refused takes nothing with it that waits elsewhere."""
         learner = self._learner
         if learner is None:
             return None
@@ -175,9 +179,8 @@ class Inbox:
         if self._fetched is not None:
             fetched, self._fetched = self._fetched, None
             return partial(self._take_assembled, learner, *fetched)
-        if self._payload:
-            payload, self._payload = self._payload, None
-            return partial(self._open, learner, payload)
+        if self._payloads:
+            return partial(self._open, learner, self._payloads.pop())
         return None
 
     def _wait_s(self) -> float:

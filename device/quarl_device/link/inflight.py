@@ -30,6 +30,12 @@ class Inflight:
         """Say whether one more message of `size_bytes` may be handed over."""
         return len(self._sizes) < limits.max_inflight and self._bytes + size_bytes <= limits.max_inflight_bytes
 
+    @property
+    def largest_bytes(self) -> int:
+        """Size of the largest message that is open; 0 without any."""
+        with self._changed:
+            return max(self._sizes.values(), default=0)
+
     def add(self, mid: int, size_bytes: int, life: int) -> bool:
         """Note a packet; false if its connection has ended meanwhile."""
         with self._changed:

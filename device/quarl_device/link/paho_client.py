@@ -1,7 +1,8 @@
-"""paho's client with three faults mended: it reads ahead, closes after a failed handshake, and keeps what TLS said."""
+"""paho's client with four faults mended: socket calls, failed handshakes, what TLS said, and messages of any size."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from typing import Any
@@ -9,7 +10,16 @@ from typing import Any
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import MQTTErrorCode
 
-from quarl_device.link.read_ahead import ReadAhead
+from quarl_device.capped_log import CappedWarnings
+from quarl_device.link.read_ahead import READ_AHEAD_BYTES, ReadAhead
+from quarl_device.wire.limits import MAX_PAYLOAD_BYTES
+
+_LOG = logging.getLogger(__name__)
+_MAX_TOPIC_BYTES = 65_535
+_QUALITY = 0b0110
+_HEAD_BYTES = 2 + _MAX_TOPIC_BYTES + 2
+PACKET_CAP_BYTES = MAX_PAYLOAD_BYTES + _HEAD_BYTES
+"""No packet of this protocol is larger; MQTT allows 256 MiB, which would be a small board's memory."""
 
 
 class Client(mqtt.Client):
@@ -17,9 +27,20 @@ class Client(mqtt.Client):
 
     With TLS 1.3 a broker refuses a client's certificate after the handshake: the first read brings the alert, which
     paho makes into "connection lost".
+
+    A message that is larger than any of this protocol is read and thrown away, and acknowledged: ending the connection
+    would let whoever sends it keep this client off the broker, and so would leaving it unacknowledged for ever.
+
+    Attributes:
+        tls_said: see above.
+        overlong: messages thrown away so far.
     """
 
-    tls_said: ssl.SSLError | None = None
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.tls_said: ssl.SSLError | None = None
+        self.overlong = 0
+        self._overlong_lines = CappedWarnings(_LOG)
 
     def _create_socket(self) -> Any:
         return ReadAhead(super()._create_socket())
@@ -45,7 +66,36 @@ class Client(mqtt.Client):
         self.tls_said = None
         return context.wrap_socket(tcp_sock, server_hostname=self._host)
 
+    @property
+    def _is_overlong(self) -> bool:
+        return self._in_packet["remaining_length"] > PACKET_CAP_BYTES
+
+    def _packet_handle(self) -> MQTTErrorCode:
+        return self._leave_out() if self._is_overlong else super()._packet_handle()
+
+    def _leave_out(self) -> MQTTErrorCode:
+        """Acknowledge a message of which only the beginning is here."""
+        packet = self._in_packet
+        command, head = packet["command"], bytes(packet["packet"][:_HEAD_BYTES])
+        if command & 0xF0 != mqtt.PUBLISH:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        self.overlong += 1
+        end = 2 + int.from_bytes(head[:2], "big")
+        topic = head[2:end].decode(errors="replace")[:200]
+        self._overlong_lines.warning(
+            "a message of %d bytes on %s is larger than any of this protocol, and is left out",
+            packet["remaining_length"],
+            ascii(topic),
+        )
+        if not command & _QUALITY:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        return self._send_puback(int.from_bytes(head[end : end + 2], "big"))
+
     def _sock_recv(self, bufsize: int) -> bytes:
+        if self._is_overlong:
+            # What was thrown away of it is never in memory at once, and neither is what comes next.
+            del self._in_packet["packet"][_HEAD_BYTES:]
+            bufsize = min(bufsize, READ_AHEAD_BYTES)
         try:
             return super()._sock_recv(bufsize)
         except ssl.SSLError as error:

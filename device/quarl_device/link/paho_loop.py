@@ -19,7 +19,7 @@ from paho.mqtt.enums import MQTTErrorCode
 
 from quarl_device.errors import BrokerNotTrusted, BrokerRefused, QuarlError
 from quarl_device.link.protocol import Message
-from quarl_device.link.wording import Refusal, plain, refusal, tls_fault, unanswered
+from quarl_device.link.wording import Refusal, plain, refusal, tls_fault, too_large, unanswered
 
 if TYPE_CHECKING:
     from quarl_device.link.paho import PahoLink
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _LOOP_S = 1.0
 _STABLE_S = 5.0
 _FIRST_CAP_S = 0.5
+_LARGE_BYTES = 16 * 1024
+_CUT_SHORT_TIMES = 3
 
 
 class Loop:
@@ -125,7 +127,16 @@ class Loop:
             # Not final: paho does not tell a broker that refuses the version from one that talks nonsense.
             self._fail("it does not speak MQTT 3.1.1")
         elif not self._halt.is_set():
-            self._fail(mqtt.error_string(code).rstrip(".") + ("" if self.up else unanswered(tls=self.link.url.tls)))
+            self._fail(mqtt.error_string(code).rstrip(".") + self._perhaps())
+
+    def _perhaps(self) -> str:
+        """Return what may be why the connection ended, "" where nothing tells."""
+        if not self.up:
+            return unanswered(tls=self.link.url.tls)
+        size_bytes = self.link._inflight.largest_bytes
+        # A broker that does not take a message of that size says nothing, and it is sent again for ever.
+        often = self.link.counters.cut_short >= _CUT_SHORT_TIMES - 1
+        return too_large(size_bytes) if often and size_bytes >= _LARGE_BYTES else ""
 
     def _refuse(self, said: Refusal) -> None:
         self._fail(said.reason, final=said.final, hint=said.hint, error=said.error)

@@ -73,6 +73,14 @@ def unanswered(*, tls: bool) -> str:
     return "; does it know this client's certificate (--credentials DIR)?" if tls else "; does it want TLS (mqtts://)?"
 
 
+def too_large(size_bytes: int) -> str:
+    """Return what may be the matter where a broker ends connection after connection with a large message open."""
+    return (
+        f"; time and again with a message of {size_bytes:,} bytes open: does it take packets of that size? Its limit "
+        "must be 2 MiB, or blocks smaller (train --set block_steps=...)"
+    )
+
+
 def untrusted(error: ssl.SSLCertVerificationError) -> Refusal:
     """Return why the broker's certificate does not hold here."""
     hints = {

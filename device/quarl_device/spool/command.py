@@ -22,8 +22,8 @@ examples:
   quarl-device spool discard default.pi-1 --all
 
 A spool is named <fleet>.<device>; a boot id names one start of an actor. What is discarded is lost: the next start of
-that actor tells its learner how many blocks and steps that were. Nothing is asked. A spool that an agent uses is left
-alone (code 53).
+that actor tells its learner how many blocks and steps that were. Their disk space is free at once. Nothing is asked. A
+spool that an agent uses is left alone (code 53).
 """
 
 
@@ -70,7 +70,11 @@ def _discard(options: argparse.Namespace) -> int:
         write_result(json.dumps({"discarded": asdict(stock)}) + "\n")
     else:
         blocks, steps = sum(life.blocks for life in stock.lives), sum(life.steps for life in stock.lives)
-        write_result(f"{stock.name}: {blocks:,} blocks ({steps:,} steps) of {len(stock.lives)} lives are given up\n")
+        size_kib = sum(life.size_bytes for life in stock.lives) / 1024
+        write_result(
+            f"{stock.name}: {blocks:,} blocks ({steps:,} steps, {size_kib:,.0f} KiB) of {len(stock.lives)} lives are "
+            "given up\n"
+        )
     return 0
 
 

@@ -283,7 +283,8 @@ class DiskSpool:
                 f"the spool cannot be written: {self._directory}: {self._notes.fault}",
                 hint="free space, or mend the disk; then again: until it is noted what is lost, nothing is removed",
             )
-        self._tidy()
+        self._notes.mark_all()
+        self._remove_empty()
 
     def _note_in_place_of(self, going: list[Segment]) -> bool:
         """Note losses on a full disk; one that fails in another way is not trusted with what it has."""
@@ -299,6 +300,14 @@ class DiskSpool:
             if not self._notes.keep_losses(segments[0].path):
                 return
             self._remove(segments.popleft())
+
+    def _remove_empty(self) -> None:
+        """Remove the files that hold nothing wherever they are, behind files that hold something too."""
+        for segment in [one for one in self._holdings.segments if not len(one) and self._written(one) < 0]:
+            if not self._notes.keep_losses(segment.path):
+                return
+            self._holdings.segments.remove(segment)
+            self._remove(segment)
 
     def _remove(self, segment: Segment) -> None:
         self._reader.forget(segment.path)

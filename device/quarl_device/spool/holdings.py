@@ -127,6 +127,13 @@ class Holdings:
         before = max([before, *(loss.last for loss in self._losses_now() if loss.last < sequence)])
         return ((before + 1, sequence - 1),) if before + 1 < sequence else ()
 
+    def firsts(self) -> dict[str, int]:
+        """Return the lowest sequence that is held of each life, where any before it is done with."""
+        held = [(one.life, one.first) for one in self.segments if len(one)]
+        held += [(loss.life, loss.first) for loss in self.losses]
+        firsts = {life: min(first for other, first in held if other == life) for life, _ in held}
+        return {life: first for life, first in firsts.items() if first > 0}
+
     def _segments_now(self) -> Iterator[Segment]:
         life = self.delivering
         return (segment for segment in self.segments if len(segment) and segment.life == life)

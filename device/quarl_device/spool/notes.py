@@ -68,6 +68,12 @@ class Notes:
         with contextlib.suppress(OSError):
             self._append(encode_header(kind=FREED, life=life, sequence=sequence))
 
+    def mark_all(self) -> None:
+        """Note of every life how far it is freed: files that go may have held the notes of others."""
+        for life, first in self._holdings.firsts().items():
+            self._last_freed = life, first - 1
+            self.mark()
+
     def mark_if_due(self, now_s: float) -> None:
         """`mark`, now and then: a restart after a kill is to begin about there whatever the policy of syncing."""
         if now_s - self._marked_s >= _MARK_S:

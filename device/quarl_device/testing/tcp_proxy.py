@@ -1,8 +1,8 @@
 """A TCP proxy on the loopback that fails by order: a bad network in front of a good broker.
 
 `cut` (now), `cut_after` (at byte N of a direction), `refuse`, `stall` (nothing moves until it goes on), `half_open`
-(what is open now goes silent for ever, and neither end is told), `shape` (delay, bytes per second) and `filter_packets`
-(MQTT messages lost, doubled, out of order; see `packet_faults`). `heal` ends all of them.
+(what is open now goes silent for ever, both ways or one, and neither end is told), `shape` (delay, bytes per second)
+and `filter_packets` (MQTT messages lost, doubled, out of order; see `packet_faults`). `heal` ends all of them.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class TcpProxy:
         with self._lock:
             self._bytes_left[way] = count
 
-    def half_open(self) -> None:
-        """Make the connections of now silent for ever: they stay open, and what is sent on them goes nowhere."""
+    def half_open(self, *ways: Way) -> None:
+        """Make the connections of now silent for ever, both ways by default: what is sent on them goes nowhere."""
         for connection in self._open():
-            connection.silent = True
+            connection.silent |= set(ways or ("up", "down"))
 
     def refuse(self, refusing: bool = True) -> None:
         """Close new connections at once, or take them again."""
@@ -176,7 +176,7 @@ class TcpProxy:
             while data := connection.receive(way):
                 self._hold_up()
                 onward, ends = self._allowed(way, connection.filtered(way, data))
-                if not connection.silent:
+                if way not in connection.silent:
                     self._send(connection, way, onward)
                 if ends:
                     self.cut()
@@ -229,7 +229,7 @@ class _Connection:
         self._writing: dict[Way, threading.Lock] = {"up": threading.Lock(), "down": threading.Lock()}
         self._open = 2
         self._lock = threading.Lock()
-        self.silent = False
+        self.silent: set[Way] = set()
         for sock in (near, far):
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -242,8 +242,9 @@ class _Connection:
         if not self._filters:
             return data
         onward, back = self._filters[way].feed(data)
-        if back and not self.silent:
-            with self.writing("down" if way == "up" else "up") as sink:
+        other: Way = "down" if way == "up" else "up"
+        if back and other not in self.silent:
+            with self.writing(other) as sink:
                 sink.sendall(back)
         return onward
 
