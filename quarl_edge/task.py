@@ -44,11 +44,13 @@ class Task:
         observation: the one observation key.
         action: the action space.
         golden_observations: float32[count, n], distinct, from random play.
+        played: float32[count, n], all that was observed in it, in order.
     """
 
     observation: ObservationSpec
     action: ActionSpec
     golden_observations: NDArray[np.float32]
+    played: NDArray[np.float32]
 
 
 def look_at(config: TrainConfig) -> Task:
@@ -73,7 +75,7 @@ def look_at(config: TrainConfig) -> Task:
         env.close()
     distinct = np.unique(played, axis=0)
     picked = np.linspace(0, len(distinct) - 1, min(_GOLDEN_COUNT, len(distinct))).astype(int)
-    return Task(observation=observations[0], action=action, golden_observations=distinct[picked])
+    return Task(observation=observations[0], action=action, golden_observations=distinct[picked], played=played)
 
 
 def _play_at_random(

@@ -17,6 +17,7 @@ from quarl_device.evaluate import Evaluation
 from quarl_edge.checkpoint import Checkpoint, latest, save_checkpoint
 from quarl_edge.judgements import JudgementLog
 from quarl_edge.learner.algorithm import Algorithm
+from quarl_edge.learner.normalization import ObservationNormalizer
 from quarl_edge.learner.publisher import Pushed
 from quarl_edge.local.evaluator import Judged
 from quarl_edge.replay.experience import Experience
@@ -42,6 +43,7 @@ class Keeper:
         golden_observations: likewise.
         ingest: its journal position and counters go into a checkpoint.
         experience: its random state and priorities go into a checkpoint.
+        normalizer: what it has learned of observations does too.
         epoch: of this session.
         seed: of the run, for the policy's provenance.
 
@@ -59,6 +61,7 @@ class Keeper:
         golden_observations: Any,
         ingest: Ingest,
         experience: Experience,
+        normalizer: ObservationNormalizer,
         epoch: int,
         seed: int,
         best: Judged | None = None,
@@ -69,6 +72,7 @@ class Keeper:
         self._golden = golden_observations
         self._ingest = ingest
         self._experience = experience
+        self._normalizer = normalizer
         self._epoch = epoch
         self._seed = seed
         self.best = best
@@ -153,6 +157,8 @@ class Keeper:
         # Only this thread changes what was learned, so no block has to wait for its copy.
         arrays: dict[str, Mapping[str, NDArray[Any]]] = {"algorithm": algorithm.arrays()}
         _check_finite(arrays["algorithm"])
+        if learned := self._normalizer.arrays():
+            arrays["normalizer"] = learned
         # Under the ingest's lock: the position and the counters belong to one moment.
         with self._ingest.paused() as cut:
             state = {

@@ -166,17 +166,25 @@ class TrainingLoop:
         if not parts.experience.ready():
             return False
         taken = parts.experience.take()
-        if parts.normalizer.pending:
-            parts.normalizer.settle(parts.experience, parts.algorithm)
-            self._progression.normalizer_version += 1
+        if not self._in_rounds:
+            # Before the update: no policy goes out with constants that it has not learned with.
+            self._follow_observations()
         self._updating = True
         learned = parts.algorithm.update(taken)
         parts.experience.learned(taken, learned.errors)
         self._progression.updates += learned.steps
         self._updating = False
+        if self._in_rounds:
+            # Behind the update: until then a round has the constants of the file that acted, as its log probabilities.
+            self._follow_observations()
         self._account.updated(learned.metrics)
         parts.receiver.send_acks()
         return True
+
+    def _follow_observations(self) -> None:
+        """Let the normaliser's constants follow what was observed."""
+        parts = self._parts
+        self._progression.normalizer_version += parts.normalizer.follow(parts.experience, parts.algorithm)
 
     def _push_due(self) -> bool:
         """Say whether enough was learned since the last push; in rounds every update is followed by one."""

@@ -10,7 +10,7 @@ from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.keeper import Keeper
 from quarl_edge.learner.metrics import MetricsSink
-from quarl_edge.learner.normalization import NormalizerPlan
+from quarl_edge.learner.normalization import ObservationNormalizer
 from quarl_edge.learner.presence import Presence
 from quarl_edge.learner.publisher import PolicyPublisher
 from quarl_edge.learner.receiver import FlowReport, Receiver
@@ -54,7 +54,7 @@ class Parts:
     evaluator: Evaluator
     auditor: Auditor
     keeper: Keeper
-    normalizer: NormalizerPlan
+    normalizer: ObservationNormalizer
     metrics: MetricsSink
     progress: Progress
     stop: StopSignal

@@ -7,7 +7,7 @@ from quarl_edge.checkpoint import Checkpoint
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.keeper import better, judged_from_json, kept_judgement
-from quarl_edge.learner.normalization import NormalizerPlan
+from quarl_edge.learner.normalization import ObservationNormalizer
 from quarl_edge.learner.parts import Progression
 from quarl_edge.learner.result import TrainResult, nothing_happened
 from quarl_edge.local.evaluator import Judged
@@ -51,17 +51,16 @@ class Resumption:
         except TypeError as error:
             raise CheckpointError(f"checkpoint of another version: {error}") from error
 
-    def restore_learning(self, algorithm: Algorithm, normalizer: NormalizerPlan) -> None:
+    def restore_learning(self, algorithm: Algorithm, normalizer: ObservationNormalizer) -> None:
         """Set what was learned.
 
         Raises:
-            CheckpointError: it is of another network.
+            CheckpointError: it is of another network, or its observations were normalised otherwise.
         """
         if self._checkpoint is None:
             return
         algorithm.restore(self._checkpoint.arrays["algorithm"])
-        if self._checkpoint.state["progression"]["normalizer_version"]:
-            normalizer.pending = False
+        normalizer.restore(self._checkpoint.arrays.get("normalizer", {}))
 
     def restore_experience(self, ingest: Ingest) -> None:
         """Fill replay from the journal.

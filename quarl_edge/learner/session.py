@@ -26,7 +26,7 @@ from quarl_edge.learner.fleet import CONNECT_TIMEOUT_S, Fleet
 from quarl_edge.learner.keeper import Keeper
 from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MetricsSink
-from quarl_edge.learner.normalization import NormalizerPlan
+from quarl_edge.learner.normalization import ObservationNormalizer
 from quarl_edge.learner.parts import Parts
 from quarl_edge.learner.presence import Presence, will_of
 from quarl_edge.learner.publisher import PolicyPublisher
@@ -87,6 +87,7 @@ class Session:
             config.check_kernels("tflite-2.14")
         task = look_at(config)
         self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
+        self._played = task.played
         self._head = ALGORITHMS[config.algorithm].heads[task.action.kind]
 
     def train(self, actors: ActorProcesses | None) -> TrainResult:
@@ -123,7 +124,7 @@ class Session:
                 confirm_seed=self._config.confirm_seed,
             )
             stack.callback(evaluator.close)
-            normalizer = NormalizerPlan(self._config, self._observation)
+            normalizer = ObservationNormalizer(self._config, self._observation)
             algorithm, template, auditor = self._build(stack, normalizer)
             # Opened before the link and closed after it: whatever comes in has a journal to go to.
             ingest = Ingest.open(self._config, self._block_spec(), self._run.journal, epoch=epoch)
@@ -131,7 +132,7 @@ class Session:
             self._resumption.restore_experience(ingest)
             if said := self._resumption.says(ingest.env_steps):
                 self._progress.note(said)
-            keeper = self._keeper(ingest, template, epoch)
+            keeper = self._keeper(ingest, template, normalizer, epoch)
             self._stop_if_asked()
             link = stack.enter_context(fleet.connected(will_of(topics, birth)))
             presence = Presence(link, topics, birth, takeover=fleet.takeover, shared_id=bool(fleet.client_id))
@@ -206,14 +207,16 @@ class Session:
             dueling=self._config.has_dueling_head,
         )
 
-    def _build(self, stack: contextlib.ExitStack, normalizer: NormalizerPlan) -> tuple[Algorithm, QatTemplate, Auditor]:
+    def _build(
+        self, stack: contextlib.ExitStack, normalizer: ObservationNormalizer
+    ) -> tuple[Algorithm, QatTemplate, Auditor]:
         config = self._config
         self._progress.note("building the network and its int8 template")
         policy = QatPolicy(self._network(), seed=config.seed, normalize=True)
         self._stop_if_asked()
-        if self._resumption.is_new:
-            normalizer.begin(policy)
         algorithm = ALGORITHMS[config.algorithm].build(config, policy)
+        if self._resumption.is_new:
+            normalizer.begin(algorithm, self._played)
         self._resumption.restore_learning(algorithm, normalizer)
         template = QatTemplate.from_model(policy, self._contract(), self._golden)
         self._stop_if_asked()
@@ -237,7 +240,9 @@ class Session:
             action=self._action,
         )
 
-    def _keeper(self, ingest: Ingest, template: QatTemplate, epoch: int) -> Keeper:
+    def _keeper(
+        self, ingest: Ingest, template: QatTemplate, normalizer: ObservationNormalizer, epoch: int
+    ) -> Keeper:
         return Keeper(
             self._run,
             spec=self._network(),
@@ -245,6 +250,7 @@ class Session:
             golden_observations=template.golden_observations,
             ingest=ingest,
             experience=ingest.experience,
+            normalizer=normalizer,
             epoch=epoch,
             seed=self._config.seed,
             best=self._resumption.best(),

@@ -177,6 +177,16 @@ class ReplayBuffer:
             index = (self.inserted - held + spread(count, held)) % self._capacity
             return self._ring["observation"][index]
 
+    def observations_since(self, seen: int) -> tuple[int, Array]:
+        """Return how many transitions ever came in, and copies of the observations of those after the first `seen`.
+
+        Oldest first: [at most len, *shape]; what has left the ring is left out.
+        """
+        with self._lock:
+            count = min(max(0, self.inserted - seen), len(self))
+            index = np.arange(self.inserted - count, self.inserted) % self._capacity
+            return self.inserted, self._ring["observation"][index]
+
     def newest(self, count: int) -> Transitions:
         """Return copies of the newest transitions, oldest first; at most what the ring holds."""
         with self._lock:

@@ -94,6 +94,13 @@ class Experience(Protocol):
         """
         ...
 
+    def observations_since(self, seen: int) -> tuple[int, Array]:
+        """Return a running number, and copies of the observations that came behind number `seen`, 0 for all.
+
+        Oldest first; those that are no longer here are left out.
+        """
+        ...
+
     def seek(self, inserted: int) -> None:
         """Go on at a running number: a rebuilding from a shortened journal starts in the middle of the count."""
         ...
@@ -238,6 +245,10 @@ class ReplayExperience:
         """See `Experience.spread_observations`."""
         return self.replay.spread_observations(count)
 
+    def observations_since(self, seen: int) -> tuple[int, Array]:
+        """See `Experience.observations_since`; the number is that of transitions."""
+        return self.replay.observations_since(seen)
+
     def seek(self, inserted: int) -> None:
         """See `Experience.seek`."""
         self.replay.seek(inserted)
@@ -330,8 +341,7 @@ class RoundExperience:
         with self._lock:
             taken = self.store.take()
         self._samples += taken.steps
-        seen = taken.observation
-        self._recent = seen.reshape(-1, *seen.shape[2:])
+        self._recent = taken.observation[taken.valid]
         return taken
 
     def learned(self, taken: Rollout, errors: NDArray[np.float32] | None) -> None:
@@ -355,7 +365,11 @@ class RoundExperience:
         """Return observations of the newest whole round."""
         if self._recent is None:
             raise ValueError("recent_observations() before the first round")
-        return self._recent[-count:].copy()
+        return self._recent[max(0, len(self._recent) - count) :].copy()
+
+    def observations_since(self, seen: int) -> tuple[int, Array]:
+        """See `Experience.observations_since`; the number is that of steps in rounds taken, and the newest is here."""
+        return self._samples, self.recent_observations(self._samples - seen)
 
     def spread_observations(self, count: int) -> Array:
         """Return observations of the newest whole round, of its end if it is a long one: what a checkpoint keeps."""

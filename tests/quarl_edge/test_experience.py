@@ -56,6 +56,37 @@ def test_what_came_in_is_there_and_can_be_taken_once_it_is_enough(experience):
     assert {tuple(row) for row in experience.spread_observations(16)} == everything
 
 
+def test_observations_are_handed_out_once_each_in_order(experience):
+    world = World(2, end_chance=0.0)
+    handed, number = [], 0
+    for sequence in range(3):
+        if isinstance(experience, RoundExperience):
+            experience.begin(1, sequence + 1)
+        experience.insert("a", block(world, 8, sequence, version=sequence + 1))
+        experience.take()
+        number, fresh = experience.observations_since(number)
+        handed.append(fresh)
+        assert experience.observations_since(number)[1].shape == (0, 2)
+    np.testing.assert_array_equal(np.concatenate(handed), all_observations(experience, handed))
+    assert number == experience.inserted == sum(map(len, handed)) == 48
+
+
+def all_observations(experience, handed):
+    """Return what came in by another way: the ring's content, or of rounds the newest and what was handed out before."""
+    if isinstance(experience, ReplayExperience):
+        return experience.recent_observations(48)
+    return np.concatenate([*handed[:-1], experience.recent_observations(16)])
+
+
+def test_observations_that_have_left_the_ring_are_not_handed_out():
+    made, world = replay(replay_capacity=16), World(2, end_chance=0.0)
+    for sequence in range(3):
+        made.insert("a", block(world, 8, sequence))
+    number, fresh = made.observations_since(0)
+    assert (number, len(fresh)) == (48, 16)
+    np.testing.assert_array_equal(fresh, made.recent_observations(16))
+
+
 def test_its_state_goes_on_from_a_checkpoint(experience):
     experience.insert("a", block(World(2), 8))
     experience.take()

@@ -49,7 +49,8 @@ def made(tmp_path):
     keeper = Keeper(
         RunDirectory(tmp_path), spec=network.spec, contract=CONTRACT,
         golden_observations={"observation": batch().observation[0]}, ingest=Ingest(),
-        experience=SimpleNamespace(state=lambda: {"replay": "{}", "samples": 0}, arrays=dict), epoch=1, seed=0,
+        experience=SimpleNamespace(state=lambda: {"replay": "{}", "samples": 0}, arrays=dict),
+        normalizer=SimpleNamespace(arrays=lambda: {"count": np.array(5)}), epoch=1, seed=0,
     )  # fmt: skip
     snapshot = network.snapshot()
     return keeper, lambda version: SimpleNamespace(version=version, env_steps=version, sha256="", snapshot=snapshot)
@@ -199,6 +200,15 @@ def test_a_checkpoint_counts_for_the_journal_once_it_is_saved(made, tmp_path, mo
     monkeypatch.setattr(module, "save_checkpoint", real)
     keeper.checkpoint(algorithm, Progression())
     assert (keeper._ingest.saved, keeper.resumable) == ([7], True)
+
+
+def test_a_checkpoint_keeps_what_the_normaliser_has_learned_if_it_learns(made, tmp_path):
+    keeper, _ = made
+    keeper.checkpoint(SimpleNamespace(arrays=dict), Progression())
+    assert load_latest(tmp_path / "checkpoints").arrays["normalizer"] == {"count": 5}
+    keeper._normalizer = SimpleNamespace(arrays=dict)
+    keeper.checkpoint(SimpleNamespace(arrays=dict), Progression())
+    assert "normalizer" not in load_latest(tmp_path / "checkpoints").arrays
 
 
 def test_no_block_waits_while_the_networks_are_copied(made):

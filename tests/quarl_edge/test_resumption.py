@@ -18,7 +18,7 @@ def checkpoint(*, updates=40, env_steps=1_000, **state):
         "progression": progression, "epoch": 77, "journal_position": 500, "env_steps": env_steps, "samples": 9,
         "replay": {"seed": 1}, "best": None,
     }  # fmt: skip
-    return Checkpoint(state={**fields, **state}, arrays={"algorithm": {"w": 1}})
+    return Checkpoint(state={**fields, **state}, arrays={"algorithm": {"w": 1}, "normalizer": {"count": 5}})
 
 
 def resumption(tmp_path, kept, *, lockstep=False):
@@ -85,10 +85,11 @@ def test_a_journal_that_ends_before_the_checkpoint_is_refused(tmp_path):
 
 
 def test_what_was_learned_is_restored_with_its_normaliser(tmp_path):
-    restored, normalizer = [], SimpleNamespace(pending=True)
+    restored, normalised = [], []
+    normalizer = SimpleNamespace(restore=normalised.append)
     start = resumption(tmp_path, checkpoint())
     start.restore_learning(SimpleNamespace(restore=restored.append), normalizer)
-    assert (restored, normalizer.pending) == ([{"w": 1}], False)
+    assert (restored, normalised) == ([{"w": 1}], [{"count": 5}])
     assert start.progression() == Progression(version=3, updates=40, normalizer_version=1, reset_due=True)
     assert (start.is_new, start.epoch) == (False, 77)
 

@@ -42,7 +42,6 @@ class Algorithm:
 
     def __init__(self):
         self.updates = 0
-        self.normalizers = []
         self.policy = SimpleNamespace(snapshot=lambda: "weights", head_range_from=lambda _: None)
 
     def update(self, batch):
@@ -51,6 +50,18 @@ class Algorithm:
 
     def exploration(self, env_steps):
         return Exploration(kind="epsilon", values=(0.5,))
+
+
+class Normalizer:
+    """Changes at every second call; remembers how many updates were made before each."""
+
+    def __init__(self, algorithm):
+        self.algorithm, self.calls = algorithm, []
+
+    def follow(self, experience, algorithm):
+        assert algorithm is self.algorithm
+        self.calls.append(algorithm.updates)
+        return len(self.calls) % 2 == 0
 
 
 class World:
@@ -270,6 +281,7 @@ class Setting:
         self.limiter = SampleToInsertRatio(8.0, 32, 512.0, insert_unit=BLOCK, sample_unit=32)
         self.world = World(self.limiter)
         self.algorithm, self.publisher, self.evaluator = Algorithm(), Publisher(), Evaluator(returns)
+        self.normalizer = Normalizer(self.algorithm)
         self.keeper, self.presence, self.stop = Keeper(), Presence(), StopSignal()
         self.auditor = auditor or Auditor()
         self.progress, self.metrics = Silent(), MemoryMetrics()
@@ -277,7 +289,7 @@ class Setting:
         parts = Parts(
             config=self.config, algorithm=self.algorithm, experience=self.world,
             receiver=self.world, publisher=self.publisher, presence=self.presence, evaluator=self.evaluator,
-            auditor=self.auditor, keeper=self.keeper, normalizer=SimpleNamespace(pending=False),
+            auditor=self.auditor, keeper=self.keeper, normalizer=self.normalizer,
             metrics=self.metrics, progress=self.progress, stop=self.stop,
             env_steps=lambda: self.world.env_steps, check_broker=self._check_broker, actors=actors,
             conversion_reason=conversion_reason, epoch=7, tell=self._tell,
@@ -342,6 +354,22 @@ def test_a_goal_that_other_starts_do_not_confirm_is_not_reached(lockstep):
     result = Setting(returns=[(100.0, 49.0)], goal_return=50.0, lockstep=lockstep).run()
     assert result.reason is StopReason.BUDGET
     assert result.judgements > 2
+
+
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_constants_change_before_a_replays_update_and_behind_a_rounds(in_rounds):
+    setting = Setting(steps=400)
+    setting.loop._in_rounds = in_rounds
+    told = []
+    prepare = setting.publisher.prepare
+    setting.publisher.prepare = lambda read, **said: (told.append(said["normalizer_version"]), prepare(read, **said))[1]
+    setting.run()
+    updates = setting.algorithm.updates
+    assert setting.normalizer.calls == list(range(in_rounds, updates + in_rounds))
+    # The double changes them at every second call, and pushes say how often they changed.
+    assert told[0] == 0
+    assert told[-1] == len(setting.normalizer.calls) // 2 > 4
+    assert told == sorted(told)
 
 
 def test_asked_to_stop_before_the_first_push_it_publishes_nothing():
