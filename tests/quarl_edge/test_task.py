@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import gymnasium
@@ -78,6 +79,7 @@ PRESETS = [(name, preset) for name in ALGORITHMS for preset in preset_names(name
 
 @pytest.mark.parametrize(("algorithm", "env_id"), PRESETS)
 def test_every_preset_fits_its_environment(algorithm, env_id):
+    importlib.import_module("quarl_device.testing.identity")  # registers environments that have presets
     config = make_config(env_id, algorithm=algorithm)
     try:
         task = look_at(config)
