@@ -75,6 +75,23 @@ def test_an_action_is_timed_beside_the_bare_call_and_a_float_file():
     assert speed.runtime.startswith("ai-edge-litert")
 
 
+@pytest.mark.parametrize(
+    ("head", "exploration"), [("logits", "sample"), ("gaussian", "sample"), ("action", "gaussian")]
+)
+def test_an_explored_action_is_timed_beside_the_greedy_one(head, exploration):
+    speed = act_speed(dense_policy((8,), head=head), calls=300)
+    assert (speed.head, speed.explored.exploration) == (head, exploration)
+    assert speed.explored.ratio == pytest.approx(
+        speed.explored.explored_us_p50 / speed.explored.greedy_us_p50, rel=0.01
+    )
+    # The greedy one is what the other figure times too.
+    assert speed.explored.greedy_us_p50 == pytest.approx(speed.act_us_p50, rel=3)
+
+
+def test_q_values_are_explored_without_asking_the_policy_so_there_is_nothing_to_time():
+    assert act_speed(dense_policy((8,)), calls=200).explored is None
+
+
 def test_integer_ends_are_timed_with_the_normaliser_on_the_device(monkeypatch):
     places = []
 
