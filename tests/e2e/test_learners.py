@@ -12,21 +12,26 @@ from quarl_edge.configure import make_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.learning, pytest.mark.timeout(280)]
 IDENTITY = "quarl_device.testing.identity"
+IDENTITIES = [
+    ("dqn", "IdentityDiscrete-v0"),
+    ("dqn", "IdentityDict-v0"),
+    ("ddpg", "IdentityBox-v0"),
+    ("d4pg", "IdentityBox-v0"),
+    ("ppo", "IdentityDiscrete-v0"),
+    ("ppo", "IdentityBox-v0"),
+    ("a2c", "IdentityDiscrete-v0"),
+    ("a2c", "IdentityBox-v0"),
+]
+LOCKSTEPS = [
+    ("dqn", "CartPole-v1", ("dueling=true", "priority_exponent=0.6", "block_steps=16")),
+    ("ddpg", "Pendulum-v1", ("critic_hidden=16", "noise=ornstein_uhlenbeck")),
+    ("d4pg", "Pendulum-v1", ("critic_hidden=16",)),
+    ("ppo", "CartPole-v1", ("round_steps=32",)),
+    ("a2c", "Pendulum-v1", ("round_steps=32",)),
+]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "env_id"),
-    [
-        ("dqn", "IdentityDiscrete-v0"),
-        ("dqn", "IdentityDict-v0"),
-        ("ddpg", "IdentityBox-v0"),
-        ("d4pg", "IdentityBox-v0"),
-        ("ppo", "IdentityDiscrete-v0"),
-        ("ppo", "IdentityBox-v0"),
-        ("a2c", "IdentityDiscrete-v0"),
-        ("a2c", "IdentityBox-v0"),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "env_id"), IDENTITIES)
 def test_every_learner_finds_the_identity_in_seconds(tmp_path, algorithm, env_id):
     """As the first check of a user: the presets, no setting of its own."""
     done = edge("train", f"{IDENTITY}:{env_id}", "--algorithm", algorithm, "--format", "json", cwd=tmp_path)
@@ -62,17 +67,8 @@ def test_it_learns_with_the_int8_file_acting_and_the_run_exports_it(tmp_path, en
     assert last_json(judged)["return_mean"] == pytest.approx(result["int8_return_mean"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("env_id", "algorithm", "settings"),
-    [
-        ("CartPole-v1", "dqn", ("dueling=true", "priority_exponent=0.6", "block_steps=16")),
-        ("Pendulum-v1", "ddpg", ("critic_hidden=16", "noise=ornstein_uhlenbeck")),
-        ("Pendulum-v1", "d4pg", ("critic_hidden=16",)),
-        ("CartPole-v1", "ppo", ("round_steps=32",)),
-        ("Pendulum-v1", "a2c", ("round_steps=32",)),
-    ],
-)
-def test_lockstep_is_bit_identical_on_resume(tmp_path, env_id, algorithm, settings):
+@pytest.mark.parametrize(("algorithm", "env_id", "settings"), LOCKSTEPS)
+def test_lockstep_is_bit_identical_on_resume(tmp_path, algorithm, env_id, settings):
     """Of all that a checkpoint keeps in arrays: networks, optimizers, priorities, what the normaliser has learned."""
     settings = ("hidden=16", "block_steps=32", "checkpoint_period_steps=512", "observation_scale=none", *settings)
     words = ["train", env_id, "--algorithm", algorithm, "--lockstep", "--actors", 1, "--envs-per-actor", 1, "--seed", 5]
@@ -119,9 +115,6 @@ def test_a_checkpoint_of_another_algorithm_and_one_without_its_normaliser_are_re
     assert "Traceback" not in missing.stderr
 
 
-def test_every_algorithm_is_in_these_tests():
-    marked = (test_every_learner_finds_the_identity_in_seconds, test_lockstep_is_bit_identical_on_resume)
-    for test in marked:
-        [mark] = [mark for mark in test.pytestmark if mark.name == "parametrize"]
-        names, rows = mark.args
-        assert {row[names.index("algorithm")] for row in rows} == set(ALGORITHMS), test.__name__
+@pytest.mark.parametrize("cases", [IDENTITIES, LOCKSTEPS])
+def test_every_algorithm_is_in_these_tests(cases):
+    assert {algorithm for algorithm, *_ in cases} == set(ALGORITHMS)

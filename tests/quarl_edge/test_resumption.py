@@ -16,8 +16,8 @@ from quarl_edge.runs import RunDirectory
 def checkpoint(*, updates=40, env_steps=1_000, **state):
     progression = {"version": 3, "updates": updates, "normalizer_version": 1, "reset_due": False}
     fields = {
-        "algorithm": "dqn", "progression": progression, "epoch": 77, "journal_position": 500, "env_steps": env_steps, "samples": 9,
-        "replay": {"seed": 1}, "best": None,
+        "algorithm": "dqn", "progression": progression, "epoch": 77, "journal_position": 500, "env_steps": env_steps,
+        "samples": 9, "replay": {"seed": 1}, "best": None,
     }  # fmt: skip
     return Checkpoint(state={**fields, **state}, arrays={"algorithm": {"w": 1}, "normalizer": {"count": 5}})
 

@@ -51,9 +51,7 @@ def choice_speed(policy: Policy, exploration: Exploration, *, calls: int = 20_00
         UnsupportedSpace: an exploration that does not go with the policy's head, or an observation of several keys.
     """
     if calls < ROWS or exploration.kind == "epsilon":
-        raise UsageError(
-            f"cannot time {calls} choices of {exploration.kind!r}: expected {ROWS} or more, not of epsilon"
-        )
+        raise UsageError(f"cannot time {calls} choices of {exploration.kind}: expected {ROWS} or more, not of epsilon")
     contract = policy.contract
     extras = extras_for(extras_of(contract.head.kind), contract.action) if exploration.kind == "sample" else ()
     spec = BlockSpec(observations=contract.observations, action=contract.action, extras=extras)
