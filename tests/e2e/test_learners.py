@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_algorithm_and_one_without_its_normaliser_are_re
     assert done.returncode == 0, done.stderr
     config = tmp_path / "r" / "config.json"
     own = config.read_text()
-    config.write_text(json.dumps(make_config(env_id, algorithm="a2c").to_json()))
+    config.write_text(json.dumps(make_config(env_id, algorithm="a2c", settings=["goal_return=none"]).to_json()))
     other = edge("train", env_id, "--resume", "--run", "r", "--steps", 2_000, cwd=tmp_path)
     assert other.returncode == 71, other.stderr
     assert "the checkpoint is of ppo, the run r learns with a2c" in other.stderr
