@@ -6,18 +6,20 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import ActionSpec, Head, Normalizer, ObservationSpec, PolicyContract
+from quarl_device.actor.choice_bench import ROWS, ChoiceSpeed, choice_speed
+from quarl_device.contract import ActionSpec, Head, HeadKind, Normalizer, ObservationSpec, PolicyContract
 from quarl_device.errors import UsageError
 from quarl_device.policy import Policy
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.runtime.bench import act_latency
+from quarl_device.wire.exploration import Exploration
 from quarl_export.compare import difference
 from quarl_export.converter import Io
 from quarl_export.ir import GraphInput, ImportedPolicy, Layer, PolicyGraph
@@ -32,7 +34,13 @@ OBSERVATION_SIZE = 8
 NUM_ACTIONS = 4
 PIXELS = 84
 MAX_HIDDEN_LAYERS, MAX_UNITS = 16, 8_192
-_KEY, _HEAD = "observation", "q_values"
+_KEY, _Q = "observation", "q_values"
+_EXPLORATIONS: Mapping[HeadKind, Exploration] = {
+    "logits": Exploration(kind="sample", values=()),
+    "gaussian": Exploration(kind="sample", values=(-0.5,) * NUM_ACTIONS),
+    "action": Exploration(kind="gaussian", values=(0.1,)),
+}
+"""How actors choose with each head; with Q values a random action is decided upon before the policy is asked."""
 _CALIBRATION_ROWS, _STACK = 64, 4
 
 
@@ -70,6 +78,7 @@ class ActSpeed:
 
     Attributes:
         hidden: sizes of the hidden dense layers.
+        head: what the network gives.
         io: what the int8 file takes and gives: with "float32" its normaliser is in the file, else on the device.
         observation: what one observation is.
         act_us_p50: raw observation in, action out, int8.
@@ -77,9 +86,11 @@ class ActSpeed:
         ratio: `act_us_p50 / raw_us_p50`.
         float_us_p50: raw observation in, action out, of a float32 file of the same network.
         runtime: name and version.
+        explored: an action chosen as an actor explores with this head, beside the greedy one; `None` of Q values.
     """
 
     hidden: tuple[int, ...]
+    head: str
     io: str
     observation: str
     act_us_p50: float
@@ -87,10 +98,11 @@ class ActSpeed:
     ratio: float
     float_us_p50: float
     runtime: str
+    explored: ChoiceSpeed | None
 
 
-def dense_policy(hidden: Sequence[int], *, seed: int = 0) -> ImportedPolicy:
-    """Return a dense ReLU policy with random weights: 8 observations, normalised, to 4 Q values.
+def dense_policy(hidden: Sequence[int], *, head: HeadKind = "q_values", seed: int = 0) -> ImportedPolicy:
+    """Return a dense ReLU policy with random weights: 8 observations, normalised, to 4 numbers, Q values by default.
 
     Raises:
         UsageError: sizes out of range.
@@ -101,26 +113,28 @@ def dense_policy(hidden: Sequence[int], *, seed: int = 0) -> ImportedPolicy:
     widths = (OBSERVATION_SIZE, *hidden, NUM_ACTIONS)
     layers: list[Layer] = []
     weights: dict[str, NDArray[np.float32]] = {}
-    source = _KEY
+    source, last = _KEY, "linear" if head == "action" else _role(head)
     for index, (inputs, units) in enumerate(itertools.pairwise(widths)):
-        name = _HEAD if index == len(hidden) else f"hidden_{index}"
+        name = last if index == len(hidden) else f"hidden_{index}"
         layers.append(Layer(name=name, kind="dense", inputs=(source,)))
         weights |= _random_weights(rng, name, (inputs, units))
         source = name
         if index < len(hidden):
             source = f"{name}_relu"
             layers.append(Layer(name=source, kind="relu", inputs=(name,)))
+    if head == "action":
+        layers.append(Layer(name=_role(head), kind="tanh", inputs=(last,)))
     graph = PolicyGraph(
         inputs=(GraphInput(key=_KEY, shape=(OBSERVATION_SIZE,)),),
         layers=tuple(layers),
-        outputs={_HEAD: _HEAD},
+        outputs={_role(head): _role(head)},
         weight_shapes={name: array.shape for name, array in weights.items()},
     )
     observed = rng.uniform(-1, 1, (_CALIBRATION_ROWS, OBSERVATION_SIZE)).astype(np.float32)
     return ImportedPolicy(
         graph=graph,
         weights=weights,
-        contract=_contract(),
+        contract=_contract(head),
         golden_observations={_KEY: observed[:4]},
         ranges=_ranges(graph, run_graph(graph, weights, {_KEY: observed})),
     )
@@ -233,13 +247,17 @@ def act_speed(
         build_file(policy, ExportOptions(scheme=scheme, force=True)).file
         for scheme in (SchemeOptions(scheme="int8", io=io), SchemeOptions(scheme="float32"))
     )
-    int8, unquantized = (act_latency(Policy.load(file, runtime=runtime), calls) for file in files)
+    int8, unquantized = (Policy.load(file, runtime=runtime) for file in files)
+    latency, float_latency = (act_latency(loaded, calls) for loaded in (int8, unquantized))
+    exploration = _EXPLORATIONS.get(policy.contract.head.kind)
     [spec] = policy.contract.observations
     shape = "x".join(map(str, spec.shape)) + (f", {spec.stack} stacked" if spec.stack > 1 else "")
     widths = [policy.graph.shapes[layer.name][-1] for layer in policy.graph.layers if layer.kind == "dense"]
     return ActSpeed(
-        hidden=tuple(widths[:-1]), io=io, observation=f"{spec.dtype} {shape}", act_us_p50=int8.act_us_p50,
-        raw_us_p50=int8.raw_us_p50, ratio=int8.ratio, float_us_p50=unquantized.act_us_p50, runtime=int8.runtime,
+        hidden=tuple(widths[:-1]), head=policy.contract.head.kind, io=io, observation=f"{spec.dtype} {shape}",
+        act_us_p50=latency.act_us_p50, raw_us_p50=latency.raw_us_p50, ratio=latency.ratio,
+        float_us_p50=float_latency.act_us_p50, runtime=latency.runtime,
+        explored=choice_speed(int8, exploration, calls=max(calls, ROWS)) if exploration else None,
     )  # fmt: skip
 
 
@@ -263,11 +281,11 @@ def pixel_policy(*, seed: int = 0) -> ImportedPolicy:
     layers.append(Layer(name="flatten", kind="flatten", inputs=(source,)))
     layers.append(Layer(name="hidden", kind="dense", inputs=("flatten",)))
     layers.append(Layer(name="hidden_relu", kind="relu", inputs=("hidden",)))
-    layers.append(Layer(name=_HEAD, kind="dense", inputs=("hidden_relu",)))
-    weights |= _random_weights(rng, "hidden", (7 * 7 * 64, 512)) | _random_weights(rng, _HEAD, (512, NUM_ACTIONS))
+    layers.append(Layer(name=_Q, kind="dense", inputs=("hidden_relu",)))
+    weights |= _random_weights(rng, "hidden", (7 * 7 * 64, 512)) | _random_weights(rng, _Q, (512, NUM_ACTIONS))
     graph = PolicyGraph(
         inputs=(GraphInput(key=_KEY, shape=(PIXELS, PIXELS, _STACK)),), layers=tuple(layers),
-        outputs={_HEAD: _HEAD}, weight_shapes={name: array.shape for name, array in weights.items()},
+        outputs={_Q: _Q}, weight_shapes={name: array.shape for name, array in weights.items()},
     )  # fmt: skip
     frame = ObservationSpec(
         key=_KEY, shape=(PIXELS, PIXELS, 1), dtype="uint8", low=(0.0,), high=(255.0,), stack=_STACK, tensor=_KEY
@@ -292,12 +310,21 @@ def _random_weights(rng: np.random.Generator, name: str, shape: tuple[int, ...])
     }
 
 
-def _contract() -> PolicyContract:
+def _role(head: HeadKind) -> str:
+    """Return the role of the one output of a head."""
+    return "mean" if head == "gaussian" else head
+
+
+def _contract(head: HeadKind = "q_values") -> PolicyContract:
     normalizer = Normalizer(where="graph", offset={_KEY: (0.0,)}, scale={_KEY: (0.5,)})
+    bounds = {"low": (-1.0,) * NUM_ACTIONS, "high": (1.0,) * NUM_ACTIONS}
+    box, discrete = ActionSpec(kind="box", shape=(NUM_ACTIONS,), **bounds), ActionSpec(kind="discrete", n=NUM_ACTIONS)
+    spread = (-0.5,) * NUM_ACTIONS if head == "gaussian" else ()
     return PolicyContract(
         env_id="", algorithm="dqn", scheme="int8",
         observations=(ObservationSpec(key=_KEY, shape=(OBSERVATION_SIZE,), tensor=_KEY),),
-        head=Head(kind="q_values", outputs={_HEAD: _HEAD}), action=ActionSpec(kind="discrete", n=NUM_ACTIONS),
+        head=Head(kind=head, outputs={_role(head): _role(head)}, log_std=spread),
+        action=box if head in ("gaussian", "action") else discrete,
         normalizer=normalizer,
     )  # fmt: skip
 

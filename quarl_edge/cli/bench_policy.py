@@ -6,11 +6,13 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
+from quarl_device.contract import HeadKind
 from quarl_device.errors import UsageError
 from quarl_device.files import read_capped
 from quarl_device.wire.limits import MAX_JSON_BYTES
@@ -24,6 +26,15 @@ from quarl_edge.progress import EpisodeProgress
 _HIDDEN = "256,256,256"
 _MAX_UNITS = 16_384  # of `quarl_export.networks`, which may not be installed
 _SOURCE_KEYS = {"name", "path", "env", "vecnormalize", "head"}
+
+
+class BenchHead(StrEnum):
+    """Values of `--head`: `HeadKind`."""
+
+    Q_VALUES = "q_values"
+    LOGITS = "logits"
+    GAUSSIAN = "gaussian"
+    ACTION = "action"
 
 
 _NoModel = Annotated[str | None, typer.Argument(hidden=True)]
@@ -118,28 +129,35 @@ def act(
     io: Annotated[
         Io, typer.Option(help="Ends of the int8 file; with integer ones the device normalises.")
     ] = Io.FLOAT32,
+    head: Annotated[BenchHead, typer.Option(help="What the network gives.")] = BenchHead.Q_VALUES,
     calls: Annotated[int, typer.Option(help="Calls of each kind.", min=100, max=10_000_000)] = 20_000,
     runtime: Annotated[str | None, typer.Option(help="TFLite runtime: litert or tflite-runtime.")] = None,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """Time one action, observation in and action out, beside the runtime's bare call and a float file.
 
+    Of every head but Q values, an action as an actor explores with it is timed beside the greedy one: sampled from
+    logits or a gaussian, its log probability recorded, or an action with noise.
+
     Examples:
       quarl-edge bench act
       quarl-edge bench act --hidden 64,64 --io int8 --format json
       quarl-edge bench act --pixels --calls 500
+      quarl-edge bench act --hidden 64,64 --head logits
 
     A policy file of your own: quarl-device bench model.tflite
     """
     _refuse_model("act", model)
     sizes = sizes_of(hidden)
+    if pixels and head is not BenchHead.Q_VALUES:
+        raise UsageError(f"--pixels --head {head.value}: the network of pixels has Q values", hint="leave one out")
     require_learner("bench")
     from quarl_device.runtime import find_runtime
 
     found = find_runtime(runtime)
     from quarl_export.bench import act_speed, dense_policy, pixel_policy
 
-    policy = pixel_policy() if pixels else dense_policy(sizes)
+    policy = pixel_policy() if pixels else dense_policy(sizes, head=cast(HeadKind, head.value))
     speed = act_speed(policy, io=io.value, calls=calls, runtime=found)
     if output is Format.JSON:
         write_json({**asdict(speed), "machine": describe_machine()})
@@ -149,6 +167,11 @@ def act(
         f"int8 {speed.act_us_p50:.2f} µs an action, {speed.ratio:.2f} times the bare call of "
         f"{speed.raw_us_p50:.2f} µs; float {speed.float_us_p50:.2f} µs; {speed.runtime}; {describe_machine()}"
     )
+    if (found := speed.explored) is not None:
+        write_line(
+            f"{speed.head}, {found.exploration}: {found.explored_us_p50:.2f} µs an action, {found.ratio:.2f} times the "
+            f"greedy one of {found.greedy_us_p50:.2f} µs"
+        )
 
 
 def schemes(

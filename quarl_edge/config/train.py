@@ -46,8 +46,8 @@ class TrainConfig:
         evaluate_timeout_s: longest time that anything waits for a judgement.
         goal_return: stop when a judgement reaches it, and the same file does on as many other starts; `None`: use the
             whole budget.
-        observation_offset: per dimension, of `(observation - offset) * scale`; `None`: 0, or from data.
-        observation_scale: per dimension; `None`: from the first experience.
+        observation_offset: per dimension, of `(observation - offset) * scale`; `None`: 0, or learned.
+        observation_scale: per dimension; `None`: learned, it follows the range of what is observed.
         weight_bits: 2-8, of the network's kernels.
         activation_bits: 2-8, of its hidden layers; fewer than 8 need `runtime` "litert".
         head_output: type of the outputs that the file computes: "int8"; "float32", a head that stays in float; or

@@ -162,6 +162,7 @@ class Keeper:
         # Under the ingest's lock: the position and the counters belong to one moment.
         with self._ingest.paused() as cut:
             state = {
+                "algorithm": self._contract.algorithm,
                 "progression": dataclasses.asdict(progression),
                 "epoch": self._epoch,
                 "journal_position": cut.journal_position,

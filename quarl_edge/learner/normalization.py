@@ -1,4 +1,4 @@
-"""The observation normaliser of a run: constants that the preset gives, or ranges that are learned from what is observed.
+"""The observation normaliser of a run: constants that the preset gives, or ranges learned from what is observed.
 
 A TFLite input has one scale for all of its dimensions, so a pole angle of ±0.2 beside velocities of ±3 would get 16
 of 256 levels. The normaliser brings every dimension to about ±1 before the input is quantized. Extremes do that, and

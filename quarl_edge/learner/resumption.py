@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quarl_device.errors import CheckpointError, JournalError
 from quarl_edge.checkpoint import Checkpoint
+from quarl_edge.config import TrainConfig
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.keeper import better, judged_from_json, kept_judgement
@@ -20,13 +21,23 @@ class Resumption:
     Args:
         run: the run's directory.
         checkpoint: to go on from, `None` for a new run.
-        lockstep: the rounds after the checkpoint are made again.
+        config: of the run.
+
+    Raises:
+        CheckpointError: the checkpoint is of another algorithm.
     """
 
-    def __init__(self, run: RunDirectory, checkpoint: Checkpoint | None, *, lockstep: bool) -> None:
+    def __init__(self, run: RunDirectory, checkpoint: Checkpoint | None, config: TrainConfig) -> None:
         self._run = run
         self._checkpoint = checkpoint
-        self._lockstep = lockstep
+        self._lockstep = config.lockstep
+        if checkpoint is not None and (found := checkpoint.state.get("algorithm")) != config.algorithm:
+            # Two algorithms may well have variables of the same names and shapes.
+            raise CheckpointError(
+                f"the checkpoint is of {found or 'an earlier version'}, the run {run.path.name} learns with "
+                f"{config.algorithm}",
+                hint="restore the run's own checkpoints and config.json from a copy, or start a new run",
+            )
 
     @property
     def is_new(self) -> bool:

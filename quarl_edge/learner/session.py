@@ -80,7 +80,7 @@ class Session:
         self._progress = progress
         self._metrics = metrics
         self._stop = stop
-        self._resumption = Resumption(run, checkpoint, lockstep=config.lockstep)
+        self._resumption = Resumption(run, checkpoint, config)
         self._observers = tuple(observers)
         if default_runtime().name == TFLITE_RUNTIME:
             # Goldens and judgements are its answers, whatever the devices have.
@@ -240,9 +240,7 @@ class Session:
             action=self._action,
         )
 
-    def _keeper(
-        self, ingest: Ingest, template: QatTemplate, normalizer: ObservationNormalizer, epoch: int
-    ) -> Keeper:
+    def _keeper(self, ingest: Ingest, template: QatTemplate, normalizer: ObservationNormalizer, epoch: int) -> Keeper:
         return Keeper(
             self._run,
             spec=self._network(),

@@ -1,10 +1,46 @@
 """Learners on the whole path: real processes, a real broker, the int8 file acting and judged."""
 
+import json
+
 import pytest
 from runs_helper import edge, last_json
-from test_run_lifecycle import NO_GOAL, weights
+from test_run_lifecycle import NO_GOAL, digests
+
+from quarl_device.testing.identity import OPTIMUM
+from quarl_edge.algorithms import ALGORITHMS
+from quarl_edge.configure import make_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.learning, pytest.mark.timeout(280)]
+IDENTITY = "quarl_device.testing.identity"
+IDENTITIES = [
+    ("dqn", "IdentityDiscrete-v0"),
+    ("dqn", "IdentityDict-v0"),
+    ("ddpg", "IdentityBox-v0"),
+    ("d4pg", "IdentityBox-v0"),
+    ("ppo", "IdentityDiscrete-v0"),
+    ("ppo", "IdentityBox-v0"),
+    ("a2c", "IdentityDiscrete-v0"),
+    ("a2c", "IdentityBox-v0"),
+]
+LOCKSTEPS = [
+    ("dqn", "CartPole-v1", ("dueling=true", "priority_exponent=0.6", "block_steps=16")),
+    ("ddpg", "Pendulum-v1", ("critic_hidden=16", "noise=ornstein_uhlenbeck")),
+    ("d4pg", "Pendulum-v1", ("critic_hidden=16",)),
+    ("ppo", "CartPole-v1", ("round_steps=32",)),
+    ("a2c", "Pendulum-v1", ("round_steps=32",)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "env_id"), IDENTITIES)
+def test_every_learner_finds_the_identity_in_seconds(tmp_path, algorithm, env_id):
+    """As the first check of a user: the presets, no setting of its own."""
+    done = edge("train", f"{IDENTITY}:{env_id}", "--algorithm", algorithm, "--format", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = last_json(done)
+    assert result["reason"] == "solved", result
+    assert result["int8_return_mean"] >= 0.9 * OPTIMUM
+    assert result["refused"] == {}
+    assert (result["audit_failures"], result["conversion_reason"]) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -31,20 +67,54 @@ def test_it_learns_with_the_int8_file_acting_and_the_run_exports_it(tmp_path, en
     assert last_json(judged)["return_mean"] == pytest.approx(result["int8_return_mean"], abs=1e-6)
 
 
-@pytest.mark.parametrize(("env_id", "algorithm", "block"), [("Pendulum-v1", "ddpg", 32), ("CartPole-v1", "a2c", 16)])
-def test_lockstep_is_bit_identical_on_resume(tmp_path, env_id, algorithm, block):
+@pytest.mark.parametrize(("algorithm", "env_id", "settings"), LOCKSTEPS)
+def test_lockstep_is_bit_identical_on_resume(tmp_path, algorithm, env_id, settings):
+    """Of all that a checkpoint keeps in arrays: networks, optimizers, priorities, what the normaliser has learned."""
+    settings = ("hidden=16", "block_steps=32", "checkpoint_period_steps=512", "observation_scale=none", *settings)
+    words = ["train", env_id, "--algorithm", algorithm, "--lockstep", "--actors", 1, "--envs-per-actor", 1, "--seed", 5]
+    for setting in ("observation_offset=none", *settings):
+        words += ["--set", setting]
+    if algorithm not in ("ppo", "a2c"):
+        words += ["--set", "learning_starts=256"]
+
     def run(name, steps):
-        words = ["train", env_id, "--algorithm", algorithm, "--lockstep", "--actors", 1, "--seed", 5, "--steps", steps]
-        settings = ["--set", f"block_steps={block}", "--set", "checkpoint_period_steps=512"]
-        more = ["--set", "learning_starts=256"] if algorithm == "ddpg" else ["--set", f"round_steps={block}"]
-        done = edge(*words, "--run", name, *NO_GOAL, *settings, *more, "--envs-per-actor", 1, cwd=tmp_path)
+        done = edge(*words, *NO_GOAL, "--steps", steps, "--run", name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
 
-    run("whole", 1_536)
+    run("whole", 1_024)
     # This one ends between two checkpoints, and makes what came after the last one again.
-    run("broken", 800)
-    done = edge("train", "--resume", "--run", "broken", "--steps", 1_536, cwd=tmp_path)
+    run("broken", 700)
+    done = edge("train", "--resume", "--run", "broken", "--steps", 1_024, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    whole = weights(tmp_path / "whole")
-    assert set(whole) == {1_024, 1_536}
-    assert weights(tmp_path / "broken") == whole
+    whole = digests(tmp_path / "whole")
+    assert set(whole) == {512, 1_024}
+    kept = {"algorithm.npz", "normalizer.npz"}
+    kept |= {"experience.npz"} if algorithm in ("dqn", "ppo", "a2c") else set()
+    assert all(set(parts) == kept for parts in whole.values())
+    assert digests(tmp_path / "broken") == whole
+
+
+def test_a_checkpoint_of_another_algorithm_and_one_without_its_normaliser_are_refused(tmp_path):
+    """PPO's and A2C's variables have the same names and shapes."""
+    env_id = f"{IDENTITY}:IdentityDiscrete-v0"
+    done = edge("train", env_id, "--algorithm", "ppo", *NO_GOAL, "--steps", 512, "--run", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = tmp_path / "r" / "config.json"
+    own = config.read_text()
+    config.write_text(json.dumps(make_config(env_id, algorithm="a2c", settings=["goal_return=none"]).to_json()))
+    other = edge("train", env_id, "--resume", "--run", "r", "--steps", 2_000, cwd=tmp_path)
+    assert other.returncode == 71, other.stderr
+    assert "the checkpoint is of ppo, the run r learns with a2c" in other.stderr
+    assert "Traceback" not in other.stderr
+    config.write_text(own)
+    checkpoint = max((tmp_path / "r" / "checkpoints").glob("ckpt-*"))
+    (checkpoint / "normalizer.npz").unlink()
+    missing = edge("train", env_id, "--resume", "--run", "r", "--steps", 2_000, cwd=tmp_path)
+    assert missing.returncode == 71, missing.stderr
+    assert "normalizer.npz" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+@pytest.mark.parametrize("cases", [IDENTITIES, LOCKSTEPS])
+def test_every_algorithm_is_in_these_tests(cases):
+    assert {algorithm for algorithm, *_ in cases} == set(ALGORITHMS)

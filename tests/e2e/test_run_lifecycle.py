@@ -17,12 +17,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 NO_GOAL = ["--set", "goal_return=none"]
 
 
-def weights(run):
-    """Return the digest of the learner's arrays in each checkpoint of a run, by environment steps."""
+def digests(run):
+    """Return the digests of all arrays in each checkpoint of a run, by environment steps."""
     found = {}
     for path in sorted((run / "checkpoints").glob("ckpt-*")):
         manifest = json.loads((path / "manifest.json").read_text())
-        found[manifest["env_steps"]] = manifest["parts"]["algorithm.npz"]["sha256"]
+        arrays = {name: part["sha256"] for name, part in manifest["parts"].items() if name.endswith(".npz")}
+        found[manifest["env_steps"]] = arrays
     return found
 
 
@@ -65,10 +66,10 @@ def test_lockstep_is_bit_identical_on_repeat_and_on_resume(tmp_path):
     run("broken", 600)
     done = edge("train", "--resume", "--run", "broken", "--steps", 1024, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    whole = weights(tmp_path / "whole")
+    whole = digests(tmp_path / "whole")
     assert set(whole) == {768, 1024}
-    assert weights(tmp_path / "again") == whole
-    assert weights(tmp_path / "broken") == whole
+    assert digests(tmp_path / "again") == whole
+    assert digests(tmp_path / "broken") == whole
     policies = {name: sorted(p.name for p in (tmp_path / name / "policy").glob("*.npz")) for name in ("whole", "again")}
     assert policies["whole"] == policies["again"]
 
@@ -111,7 +112,7 @@ def test_a_device_elsewhere_joins_and_a_killed_learner_loses_and_repeats_nothing
     run = tmp_path / "r"
     with Started(actor, cwd=tmp_path, log=tmp_path / "actor.log", env=device_env) as device:
         with Started(fresh, cwd=tmp_path, log=tmp_path / "first.log", env=learner_env) as first:
-            first.wait_for(lambda: len(weights(run)) >= 2 if run.exists() else False, seconds=120, what="checkpoints")
+            first.wait_for(lambda: len(digests(run)) >= 2 if run.exists() else False, seconds=120, what="checkpoints")
             first.process.kill()
             first.process.wait(10)
         stored = ledger(run)

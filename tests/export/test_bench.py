@@ -75,6 +75,21 @@ def test_an_action_is_timed_beside_the_bare_call_and_a_float_file():
     assert speed.runtime.startswith("ai-edge-litert")
 
 
+@pytest.mark.parametrize(
+    ("head", "exploration"), [("logits", "sample"), ("gaussian", "sample"), ("action", "gaussian")]
+)
+def test_an_explored_action_is_timed_beside_the_greedy_one(head, exploration):
+    speed = act_speed(dense_policy((8,), head=head), calls=300)
+    assert (speed.head, speed.explored.exploration) == (head, exploration)
+    explored, greedy = speed.explored.explored_us_p50, speed.explored.greedy_us_p50
+    assert speed.explored.ratio == pytest.approx(explored / greedy, rel=0.01)
+    assert greedy > 0
+
+
+def test_q_values_are_explored_without_asking_the_policy_so_there_is_nothing_to_time():
+    assert act_speed(dense_policy((8,)), calls=200).explored is None
+
+
 def test_integer_ends_are_timed_with_the_normaliser_on_the_device(monkeypatch):
     places = []
 

@@ -61,6 +61,18 @@ def test_bench_act_takes_the_ends_of_the_file(capfd):
     assert run(capfd, *words[:-3], "int4")[0] == 2
 
 
+def test_bench_act_times_what_exploring_costs(capfd):
+    words = ["bench", "act", "--hidden", "8", "--head", "logits", "--calls", 300]
+    code, out, _ = run(capfd, *words)
+    assert code == 0
+    assert "logits, sample: " in out.splitlines()[-1]
+    code, out, _ = run(capfd, *words, "--format", "json")
+    assert set(json.loads(out)["explored"]) == {"exploration", "greedy_us_p50", "explored_us_p50", "ratio"}
+    code, _, err = run(capfd, "bench", "act", "--pixels", "--head", "gaussian")
+    assert code == 2
+    assert "--pixels --head gaussian" in err
+
+
 @pytest.mark.parametrize("text", ["", "64,", "a", "64;64", "1e3"])
 @pytest.mark.parametrize("command", ["push", "act"])
 def test_sizes_that_are_none_are_one_line(capfd, command, text):

@@ -72,7 +72,7 @@ def test_observations_are_handed_out_once_each_in_order(experience):
 
 
 def all_observations(experience, handed):
-    """Return what came in by another way: the ring's content, or of rounds the newest and what was handed out before."""
+    """Return what came in by another way: the ring's content, or of rounds the newest behind what was handed out."""
     if isinstance(experience, ReplayExperience):
         return experience.recent_observations(48)
     return np.concatenate([*handed[:-1], experience.recent_observations(16)])

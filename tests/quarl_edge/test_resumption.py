@@ -6,6 +6,7 @@ import pytest
 
 from quarl_device.errors import CheckpointError, JournalError
 from quarl_edge.checkpoint import Checkpoint
+from quarl_edge.configure import make_config
 from quarl_edge.learner.parts import Progression
 from quarl_edge.learner.result import StopReason
 from quarl_edge.learner.resumption import Resumption
@@ -15,14 +16,16 @@ from quarl_edge.runs import RunDirectory
 def checkpoint(*, updates=40, env_steps=1_000, **state):
     progression = {"version": 3, "updates": updates, "normalizer_version": 1, "reset_due": False}
     fields = {
-        "progression": progression, "epoch": 77, "journal_position": 500, "env_steps": env_steps, "samples": 9,
-        "replay": {"seed": 1}, "best": None,
+        "algorithm": "dqn", "progression": progression, "epoch": 77, "journal_position": 500, "env_steps": env_steps,
+        "samples": 9, "replay": {"seed": 1}, "best": None,
     }  # fmt: skip
     return Checkpoint(state={**fields, **state}, arrays={"algorithm": {"w": 1}, "normalizer": {"count": 5}})
 
 
 def resumption(tmp_path, kept, *, lockstep=False):
-    return Resumption(RunDirectory(tmp_path), kept, lockstep=lockstep)
+    return Resumption(
+        RunDirectory(tmp_path), kept, make_config("CartPole-v1", asked={"lockstep": lockstep, "actors": 1})
+    )
 
 
 class Ingest:
@@ -92,6 +95,13 @@ def test_what_was_learned_is_restored_with_its_normaliser(tmp_path):
     assert (restored, normalised) == ([{"w": 1}], [{"count": 5}])
     assert start.progression() == Progression(version=3, updates=40, normalizer_version=1, reset_due=True)
     assert (start.is_new, start.epoch) == (False, 77)
+
+
+@pytest.mark.parametrize("said", [{"algorithm": "a2c"}, {"algorithm": None}])
+def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path, said):
+    with pytest.raises(CheckpointError, match=r"the checkpoint is of .*, the run .* learns with dqn") as refused:
+        resumption(tmp_path, checkpoint(**said))
+    assert "start a new run" in refused.value.hint
 
 
 def test_counters_of_another_version_are_refused(tmp_path):

@@ -100,7 +100,7 @@ class SteppingBase:
         self.round_left = 0
         self.block_began_s = 0.0
         self.act_us: deque[float] = deque(maxlen=_LATENCIES_KEPT)
-        self._noise = _noise(config)
+        self._noise = noise_of(config)
         self._fresh = True
         self._new = False
 
@@ -261,7 +261,8 @@ class SteppingBase:
         return f"at step {step:,}{which}"
 
 
-def _noise(config: LoopConfig) -> Noise:
+def noise_of(config: LoopConfig) -> Noise:
+    """Return what draws a loop's noise."""
     action = config.spec.action
     width = 1 if action.kind == "discrete" else math.prod(action.shape)
     size = {"num_envs": config.num_envs, "max_rows": config.max_rows, "width": width}
