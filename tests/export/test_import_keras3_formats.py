@@ -2,7 +2,6 @@
 
 import functools
 import json
-from types import SimpleNamespace
 
 import h5py
 import keras as keras3
@@ -11,9 +10,7 @@ import pytest
 from keras import layers
 
 from quarl_device.errors import ModelFileError, UnsafeSource, UnsupportedModel
-from quarl_export.describe import layer_rows
 from quarl_export.importers import import_policy
-from quarl_export.importers.layer_norms import refuse_layer_norms
 from quarl_export.ir import run_reference
 from quarl_export.keras2 import tf
 from quarl_export.silence import without_tensorflow_noise
@@ -163,43 +160,3 @@ def test_a_recurrent_saved_model_is_told_what_to_do_instead(tmp_path):
     model = keras3.Sequential([keras3.Input((5, 3)), layers.LSTM(4), layers.Dense(2)])
     with pytest.raises(UnsafeSource, match=r"TensorList.*stack frames"):
         import_policy(write(model, "savedmodel", tmp_path))
-
-
-@pytest.mark.parametrize("form", ["tflite", "savedmodel"])
-def test_a_layer_norm_that_became_operators_is_refused_by_name(form, tmp_path):
-    """--keep-float could name none of its operators; the file that still has the layer can be exported."""
-    model = keras3.Sequential([
-        keras3.Input((4,)), layers.Dense(8), layers.LayerNormalization(name="norm_a"), layers.Dense(6),
-        layers.LayerNormalization(name="norm_b", center=False, scale=False), layers.Dense(2),
-    ])  # fmt: skip
-    with pytest.raises(UnsupportedModel, match=r"norm_a.*norm_b.*--keep-float could keep") as refused:
-        import_policy(write(model, form, tmp_path))
-    assert "model.save('policy.keras')" in refused.value.hint
-    kept = import_policy(write(model, "keras", tmp_path))
-    assert [row.name for row in layer_rows(kept) if row.needs_keep_float] == ["norm_a", "norm_b"]
-
-
-@pytest.mark.parametrize("names", [("", "", ""), ("/a", "b", "c"), ("a", "b", "c"), ("a\x1b[2J/x",) * 3])
-def test_a_norm_without_a_name_is_told_by_its_place(names):
-    def tensor(index, name):
-        return SimpleNamespace(name=name, index=index)
-
-    def operator(index, name, inputs):
-        return SimpleNamespace(index=index, name=name, inputs=inputs, outputs=(index + 10,))
-
-    graph = SimpleNamespace(
-        tensors={10 + n: tensor(10 + n, name) for n, name in enumerate((names[0], names[1], "sum", names[2]))},
-        operators=(
-            operator(0, "SQUARED_DIFFERENCE", (0, 1)), operator(1, "MEAN", (10, 2)), operator(2, "ADD", (11, 3)),
-            operator(3, "RSQRT", (12,)),
-        ),
-    )  # fmt: skip
-    with pytest.raises(UnsupportedModel) as refused:
-        refuse_layer_norms(graph)
-    assert "\x1b" not in refused.value.message
-    assert ("'operator 3'" in refused.value.message) is (names[0] in ("", "/a", "a"))
-
-
-def test_an_inverse_root_of_anything_else_is_no_norm():
-    alone = SimpleNamespace(index=0, name="RSQRT", inputs=(0,), outputs=(1,))
-    refuse_layer_norms(SimpleNamespace(tensors={}, operators=(alone,)))

@@ -38,7 +38,10 @@ def test_actions_take_what_was_measured(beginning, name, digits):
     assert cells == [whole, bare, f"{found['ratio']:.2f}", single]
 
 
-@pytest.mark.parametrize(("network", "name"), [("3×256", "push-256"), ("3×2048", "push-2048")])
+@pytest.mark.parametrize(
+    ("network", "name"),
+    [("3×256", "push-256"), ("3×2048", "push-2048"), ("3×2048, for its memory", "push-2048-memory")],
+)
 def test_patches_take_what_was_measured(network, name):
     found = raw(name)
     [line] = re.findall(rf"^\| {network} \| ([\d,]+ B \|.*)\|$", PAGE, re.MULTILINE)

@@ -97,7 +97,9 @@ def _too_narrow(subject: Subject, site: str, values: NDArray[Any]) -> str:
         return ""
     what = f"observation {site!r}" if site in subject.inputs else f"layer {site!r}"
     if low == high:
-        return f"{what} was {low:.3g} in all {subject.count} observations; calibrate with some in which it moves"
+        # Behind a normaliser whatever stands still is 0.
+        stood = "the same" if site in subject.inputs else f"{low:.3g}"
+        return f"{what} was {stood} in all {subject.count} observations; calibrate with some in which it moves"
     mend = "scale the observation up"
     if site not in subject.inputs:
         mend = f"scale what it gives up (rewards, for Q values), or keep it in float with --keep-float {site}"

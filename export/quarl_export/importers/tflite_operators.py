@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quarl_device.errors import ModelFileError, UnsupportedModel
 from quarl_device.flatbuffer import Graph, Operator, Tensor
 from quarl_export.importers.builder import Builder, reshape, with_constant
-from quarl_export.importers.layer_norms import refuse_layer_norms
+from quarl_export.importers.layer_norms import LayerNorm, find_layer_norms
 from quarl_export.ir.draft import Draft
 from quarl_export.ir.layers import Kind, Shape
 
@@ -46,11 +46,16 @@ def lower_operators(graph: Graph, *, inputs: Mapping[str, Tensor], outputs: Mapp
         ModelFileError: operators that do not fit their tensors.
         UsageError: shapes that do not fit.
     """
-    refuse_layer_norms(graph)
+    norms = find_layer_norms(graph)
+    ends = {norm.end.index: norm for norm in norms}
+    inside = {index for norm in norms for index in norm.inside}
     lowering = _Lowering(graph, inputs)
     for operator in graph.operators:
         try:
-            lowering.add(operator)
+            if operator.index in ends:
+                lowering.add_norm(ends[operator.index])
+            elif operator.index not in inside:
+                lowering.add(operator)
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise ModelFileError(f"operator {operator.index} ({operator.name}) does not hold: {error}") from error
     return lowering.builder.draft({name: lowering.tensor(index) for name, index in outputs.items()})
@@ -116,6 +121,16 @@ class _Lowering:
         if stated and math.prod(tensor.shape) != math.prod(self.builder.shapes[name]):
             raise ModelFileError(f"operator {operator.index} ({operator.name}) gives {tensor.shape}, which it cannot")
         self._tensors[output] = name
+
+    def add_norm(self, norm: LayerNorm) -> None:
+        """Read the operators of a LayerNormalization as one layer."""
+        tensor, name = self.tensor(norm.source), norm.name or f"layer_norm_{norm.end.index}"
+        if norm.flattens:
+            tensor = self.builder.layer("flatten", f"{name}_flatten", [tensor])
+        width = self.builder.shapes[tensor][-1]
+        arrays = {part: np.broadcast_to(values, (width,)) for part, values in norm.arrays.items()}
+        made = self.builder.layer("layer_norm", name, [tensor], arrays=arrays, epsilon=norm.epsilon)
+        self._tensors[norm.end.outputs[0]] = self.activated(norm.end, made, 0) if norm.end.options else made
 
     def _known(self, operator: Operator) -> NDArray[np.float64] | None:
         """Return what an operator gives whatever the observation is, `None` if it depends on that.
