@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import ActorFailed, QuarlError, TrainingStalled, UsageError
-from quarl_edge.machine import resident_bytes
+from quarl_edge.machine import anonymous_bytes, resident_bytes
 
 SAMPLES = 40
 MAX_SECONDS = 86_400.0
@@ -32,6 +32,7 @@ _ENDLESS_STEPS = 1_000_000_000
 _SETTINGS = {"goal_return": "none", "replay_capacity": "20000"}
 _ACTOR = re.compile(rb"\0--id\0([^\0]{1,63})\0")
 _BROKER = b"quarl_edge.broker"
+_Held = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,14 @@ class ProcessMemory:
         start_bytes: resident, when the measurement began.
         end_bytes: when it ended.
         samples: all between, as often as those of the other processes.
+        anonymous: of the same, what no file holds; see `anonymous_bytes`.
     """
 
     name: str
     start_bytes: int
     end_bytes: int
     samples: tuple[int, ...]
+    anonymous: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +123,7 @@ def watch_a_run(
     )
 
 
-def _sample(
-    run: _Run, seconds: float, progress: Callable[[float], None]
-) -> tuple[tuple[float, ...], list[dict[str, int]]]:
+def _sample(run: _Run, seconds: float, progress: Callable[[float], None]) -> tuple[tuple[float, ...], list[_Held]]:
     began_s = time.monotonic()
     at_s, samples = [0.0], [run.memory()]
     while at_s[-1] < seconds:
@@ -133,9 +134,9 @@ def _sample(
     return tuple(at_s), samples
 
 
-def _told(name: str, samples: Sequence[Mapping[str, int]]) -> ProcessMemory:
-    held = tuple(sample.get(name, 0) for sample in samples)
-    return ProcessMemory(name=name, start_bytes=held[0], end_bytes=held[-1], samples=held)
+def _told(name: str, samples: Sequence[_Held]) -> ProcessMemory:
+    held, anonymous = zip(*(sample.get(name, (0, 0)) for sample in samples), strict=True)
+    return ProcessMemory(name=name, start_bytes=held[0], end_bytes=held[-1], samples=held, anonymous=anonymous)
 
 
 class _Run:
@@ -180,12 +181,13 @@ class _Run:
                 return
             time.sleep(min(_LOOK_S, left_s))
 
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of the run's processes by name."""
-        held = {"learner": resident_bytes(self._process.pid), "helpers": 0}
+    def memory(self) -> _Held:
+        """Return resident and anonymous bytes of the run's processes by name."""
+        held = {"learner": _held_by(self._process.pid), "helpers": (0, 0)}
         for pid in descendants(self._process.pid):
-            name = _name_of(pid)
-            held[name] = held.get(name, 0) + resident_bytes(pid)
+            name, (resident, anonymous) = _name_of(pid), _held_by(pid)
+            before = held.get(name, (0, 0))
+            held[name] = (before[0] + resident, before[1] + anonymous)
         return held
 
     def end(self) -> dict[str, Any]:
@@ -203,6 +205,10 @@ class _Run:
     def _last_words(self) -> str:
         text = (self._folder / "err").read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
         return text.splitlines()[-1] if text else "it said nothing"
+
+
+def _held_by(pid: int) -> tuple[int, int]:
+    return resident_bytes(pid), anonymous_bytes(pid)
 
 
 def descendants(pid: int) -> list[int]:

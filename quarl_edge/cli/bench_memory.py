@@ -33,7 +33,7 @@ def memory(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
-    """Train for a while, and tell the resident memory of each process of the run: flat once replay is full.
+    """Train for a while, and tell the memory of each process of the run: flat once replay is full.
 
     The run is `quarl-edge train` as it is, with a replay of 20,000 transitions and no goal. Linux alone.
 
@@ -71,5 +71,9 @@ def memory(
 
 
 def _line(process: ProcessMemory) -> str:
-    start, end, most = (value / 2**20 for value in (process.start_bytes, process.end_bytes, max(process.samples)))
-    return f"{process.name:10}{start:9.1f} -> {end:.1f} MiB ({end - start:+.1f}), {most:.1f} at most"
+    shown = {"resident": process.samples, "of it in no file": process.anonymous}
+    parts = [
+        f"{name} {held[0] / 2**20:.1f} -> {held[-1] / 2**20:.1f} MiB, {max(held) / 2**20:.1f} at most"
+        for name, held in shown.items()
+    ]
+    return f"{process.name:10}" + "; ".join(parts)

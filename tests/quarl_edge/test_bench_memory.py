@@ -52,7 +52,8 @@ def test_learner_broker_and_actors_of_a_short_run(tmp_path, capsys):
     held = {each["name"]: each for each in said["processes"]}
     assert {"learner", "actor-0", "broker", "helpers"} <= set(held)
     for each in held.values():
-        assert len(each["samples"]) == len(said["at_s"]) > 5
+        assert len(each["samples"]) == len(each["anonymous"]) == len(said["at_s"]) > 5
+        assert all(anonymous > 0 for anonymous in each["anonymous"]) or each["name"] == "helpers"
         assert (each["samples"][0], each["samples"][-1]) == (each["start_bytes"], each["end_bytes"])
     assert held["learner"]["start_bytes"] > held["actor-0"]["start_bytes"] > 10_000_000
     assert said["env_steps"] > 0 < said["updates"]
