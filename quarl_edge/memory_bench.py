@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import ActorFailed, QuarlError, TrainingStalled, UsageError
+from quarl_edge.checkpoint import env_steps_of, finished
 from quarl_edge.machine import anonymous_bytes, resident_bytes
 
 SAMPLES = 40
@@ -28,8 +29,9 @@ _END_S = 120.0
 _LOOK_S = 0.2
 _TAIL_BYTES = 500
 _ENDLESS_STEPS = 1_000_000_000
-# Small enough to be full before the measurement begins.
-_SETTINGS = {"goal_return": "none", "replay_capacity": "20000"}
+_CAPACITY = "replay_capacity"
+# Small enough to be full soon.
+_SETTINGS = {"goal_return": "none", _CAPACITY: "5000"}
 _ACTOR = re.compile(rb"\0--id\0([^\0]{1,63})\0")
 _BROKER = b"quarl_edge.broker"
 _Held = dict[str, tuple[int, int]]
@@ -61,7 +63,7 @@ class MemoryReport:
     Attributes:
         env: that was trained in.
         seconds: measured.
-        warm_up_s: from the first checkpoint to the measurement.
+        warm_up_s: from the first checkpoint behind a full replay to the measurement.
         at_s: when each sample was taken.
         processes: of the run.
         env_steps: of the whole run.
@@ -95,7 +97,7 @@ def watch_a_run(
     Args:
         env: a gymnasium id.
         seconds: to measure.
-        warm_up_s: before that, from the first checkpoint on.
+        warm_up_s: before that, from the first checkpoint behind a full replay on.
         actors: processes.
         settings: of the run, key=value, on top of a small replay and no goal.
         progress: called with the share of `seconds` that is over.
@@ -108,8 +110,10 @@ def watch_a_run(
     if not 0.1 <= seconds <= MAX_SECONDS or not 0 <= warm_up_s <= MAX_SECONDS:
         raise UsageError(f"cannot watch for {seconds} s after {warm_up_s} s: expected 0.1..{MAX_SECONDS:.0f}")
     said = {**_SETTINGS, **dict(setting.partition("=")[::2] for setting in settings)}
+    if not said[_CAPACITY].isdigit():
+        raise UsageError(f"--set {_CAPACITY}={said[_CAPACITY][:80]}: expected a number of transitions")
     with tempfile.TemporaryDirectory(prefix="quarl-memory-") as folder, _Run(Path(folder), env, actors, said) as run:
-        run.wait_for_checkpoint()
+        run.wait_for_checkpoint(behind_steps=int(said[_CAPACITY]))
         run.rest(warm_up_s)
         at_s, samples = _sample(run, seconds, progress)
         result = run.end()
@@ -163,12 +167,15 @@ class _Run:
         self._process.kill()
         self._process.wait(_END_S)
 
-    def wait_for_checkpoint(self) -> None:
+    def wait_for_checkpoint(self, *, behind_steps: int) -> None:
+        """Wait until so many steps are kept."""
         deadline_s = time.monotonic() + _START_S
-        while not any((self._folder / "run" / "checkpoints").glob("ckpt-*[1-9]*")):
+        while not any(env_steps_of(path) >= behind_steps for path in finished(self._folder / "run" / "checkpoints")):
             self.rest(_LOOK_S)
             if time.monotonic() > deadline_s:
-                raise TrainingStalled(f"the run has no checkpoint after {_START_S:.0f} s: {self._last_words()}")
+                raise TrainingStalled(
+                    f"no checkpoint behind {behind_steps:,} steps after {_START_S:.0f} s: {self._last_words()}"
+                )
 
     def rest(self, seconds: float) -> None:
         """Wait; raises where the run ends meanwhile."""

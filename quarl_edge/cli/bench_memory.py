@@ -27,7 +27,7 @@ _SHARES = 100
 def memory(
     env: Annotated[str, typer.Argument(help="What to train in.")] = DEMO_ENV,
     seconds: Annotated[float, typer.Option(help="To measure.", min=0.1, max=86_400)] = 600.0,
-    warm_up: Annotated[float, typer.Option(help="Seconds before that, from the first checkpoint on.", min=0)] = 60.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds before that, with a full replay.", min=0)] = 60.0,
     actors: Annotated[int, typer.Option(help="Actor processes.", min=1, max=16)] = 2,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of the run.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
@@ -35,7 +35,7 @@ def memory(
 ) -> None:
     """Train for a while, and tell the memory of each process of the run: flat once replay is full.
 
-    The run is `quarl-edge train` as it is, with a replay of 20,000 transitions and no goal. Linux alone.
+    The run is `quarl-edge train` as it is, with a replay of 5,000 transitions and no goal. Linux alone.
 
     Examples:
       quarl-edge bench memory --seconds 60
