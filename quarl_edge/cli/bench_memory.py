@@ -13,6 +13,7 @@ from quarl_device.environments import check_registered
 from quarl_device.errors import UsageError
 from quarl_device.files import write_atomic
 from quarl_edge.cli.demo import DEMO_ENV
+from quarl_edge.cli.interrupts import ended_by_sigterm
 from quarl_edge.cli.output import Format, write_json, write_line
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
@@ -47,7 +48,7 @@ def memory(
         raise UsageError(f"--out: there is no directory {out.parent}", hint=f"mkdir -p {out.parent}")
     from quarl_edge.memory_bench import watch_a_run
 
-    with EpisodeProgress(_SHARES, what="hundredths") as bar:
+    with ended_by_sigterm(), EpisodeProgress(_SHARES, what="hundredths") as bar:
         report = watch_a_run(
             env,
             seconds=seconds,
