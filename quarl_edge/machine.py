@@ -36,3 +36,16 @@ def resident_bytes(pid: int | None = None) -> int:
     except OSError:
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return what a process holds that no file does, in memory or swapped out; 0 where the system does not say.
+
+    Of a program's files the system keeps in memory what it likes, so `resident_bytes` moves by itself; this does not.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    held_kib = [int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:"))]
+    return 1024 * sum(held_kib)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import ActorFailed, QuarlError, TrainingStalled, UsageError
-from quarl_edge.machine import resident_bytes
+from quarl_edge.checkpoint import env_steps_of, finished
+from quarl_edge.machine import anonymous_bytes, resident_bytes
 
 SAMPLES = 40
 MAX_SECONDS = 86_400.0
@@ -28,10 +29,12 @@ _END_S = 120.0
 _LOOK_S = 0.2
 _TAIL_BYTES = 500
 _ENDLESS_STEPS = 1_000_000_000
-# Small enough to be full before the measurement begins.
-_SETTINGS = {"goal_return": "none", "replay_capacity": "20000"}
+_CAPACITY = "replay_capacity"
+# Small enough to be full soon.
+_SETTINGS = {"goal_return": "none", _CAPACITY: "5000"}
 _ACTOR = re.compile(rb"\0--id\0([^\0]{1,63})\0")
 _BROKER = b"quarl_edge.broker"
+_Held = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +46,14 @@ class ProcessMemory:
         start_bytes: resident, when the measurement began.
         end_bytes: when it ended.
         samples: all between, as often as those of the other processes.
+        anonymous: of the same, what no file holds; see `anonymous_bytes`.
     """
 
     name: str
     start_bytes: int
     end_bytes: int
     samples: tuple[int, ...]
+    anonymous: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,7 @@ class MemoryReport:
     Attributes:
         env: that was trained in.
         seconds: measured.
-        warm_up_s: from the first checkpoint to the measurement.
+        warm_up_s: from the first checkpoint behind a full replay to the measurement.
         at_s: when each sample was taken.
         processes: of the run.
         env_steps: of the whole run.
@@ -92,7 +97,7 @@ def watch_a_run(
     Args:
         env: a gymnasium id.
         seconds: to measure.
-        warm_up_s: before that, from the first checkpoint on.
+        warm_up_s: before that, from the first checkpoint behind a full replay on.
         actors: processes.
         settings: of the run, key=value, on top of a small replay and no goal.
         progress: called with the share of `seconds` that is over.
@@ -105,8 +110,10 @@ def watch_a_run(
     if not 0.1 <= seconds <= MAX_SECONDS or not 0 <= warm_up_s <= MAX_SECONDS:
         raise UsageError(f"cannot watch for {seconds} s after {warm_up_s} s: expected 0.1..{MAX_SECONDS:.0f}")
     said = {**_SETTINGS, **dict(setting.partition("=")[::2] for setting in settings)}
+    if not said[_CAPACITY].isdigit():
+        raise UsageError(f"--set {_CAPACITY}={said[_CAPACITY][:80]}: expected a number of transitions")
     with tempfile.TemporaryDirectory(prefix="quarl-memory-") as folder, _Run(Path(folder), env, actors, said) as run:
-        run.wait_for_checkpoint()
+        run.wait_for_checkpoint(behind_steps=int(said[_CAPACITY]))
         run.rest(warm_up_s)
         at_s, samples = _sample(run, seconds, progress)
         result = run.end()
@@ -120,9 +127,7 @@ def watch_a_run(
     )
 
 
-def _sample(
-    run: _Run, seconds: float, progress: Callable[[float], None]
-) -> tuple[tuple[float, ...], list[dict[str, int]]]:
+def _sample(run: _Run, seconds: float, progress: Callable[[float], None]) -> tuple[tuple[float, ...], list[_Held]]:
     began_s = time.monotonic()
     at_s, samples = [0.0], [run.memory()]
     while at_s[-1] < seconds:
@@ -133,9 +138,9 @@ def _sample(
     return tuple(at_s), samples
 
 
-def _told(name: str, samples: Sequence[Mapping[str, int]]) -> ProcessMemory:
-    held = tuple(sample.get(name, 0) for sample in samples)
-    return ProcessMemory(name=name, start_bytes=held[0], end_bytes=held[-1], samples=held)
+def _told(name: str, samples: Sequence[_Held]) -> ProcessMemory:
+    held, anonymous = zip(*(sample.get(name, (0, 0)) for sample in samples), strict=True)
+    return ProcessMemory(name=name, start_bytes=held[0], end_bytes=held[-1], samples=held, anonymous=anonymous)
 
 
 class _Run:
@@ -162,12 +167,15 @@ class _Run:
         self._process.kill()
         self._process.wait(_END_S)
 
-    def wait_for_checkpoint(self) -> None:
+    def wait_for_checkpoint(self, *, behind_steps: int) -> None:
+        """Wait until so many steps are kept."""
         deadline_s = time.monotonic() + _START_S
-        while not any((self._folder / "run" / "checkpoints").glob("ckpt-*[1-9]*")):
+        while not any(env_steps_of(path) >= behind_steps for path in finished(self._folder / "run" / "checkpoints")):
             self.rest(_LOOK_S)
             if time.monotonic() > deadline_s:
-                raise TrainingStalled(f"the run has no checkpoint after {_START_S:.0f} s: {self._last_words()}")
+                raise TrainingStalled(
+                    f"no checkpoint behind {behind_steps:,} steps after {_START_S:.0f} s: {self._last_words()}"
+                )
 
     def rest(self, seconds: float) -> None:
         """Wait; raises where the run ends meanwhile."""
@@ -180,12 +188,13 @@ class _Run:
                 return
             time.sleep(min(_LOOK_S, left_s))
 
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of the run's processes by name."""
-        held = {"learner": resident_bytes(self._process.pid), "helpers": 0}
+    def memory(self) -> _Held:
+        """Return resident and anonymous bytes of the run's processes by name."""
+        held = {"learner": _held_by(self._process.pid), "helpers": (0, 0)}
         for pid in descendants(self._process.pid):
-            name = _name_of(pid)
-            held[name] = held.get(name, 0) + resident_bytes(pid)
+            name, (resident, anonymous) = _name_of(pid), _held_by(pid)
+            before = held.get(name, (0, 0))
+            held[name] = (before[0] + resident, before[1] + anonymous)
         return held
 
     def end(self) -> dict[str, Any]:
@@ -203,6 +212,10 @@ class _Run:
     def _last_words(self) -> str:
         text = (self._folder / "err").read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
         return text.splitlines()[-1] if text else "it said nothing"
+
+
+def _held_by(pid: int) -> tuple[int, int]:
+    return resident_bytes(pid), anonymous_bytes(pid)
 
 
 def descendants(pid: int) -> list[int]:

@@ -14,6 +14,7 @@ from quarl_device.link import Backoff, BrokerURL, LinkLimits, PahoLink
 from quarl_device.link.credentials import Credentials
 from quarl_edge.broker.directory import BrokerDirectory
 
+_START_S = 120.0  # imports, on a busy machine
 QUICK = Backoff(base_s=0.05, cap_s=0.2)
 
 
@@ -51,7 +52,7 @@ class SecuredBroker:
             )  # fmt: skip
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
-            line = self.process.stdout.readline() if selector.select(30.0) else b""
+            line = self.process.stdout.readline() if selector.select(_START_S) else b""
         assert line, self.said()
         self.ready = json.loads(line)
         assert self.ready.get("ready"), (line, self.said())

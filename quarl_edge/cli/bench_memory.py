@@ -13,6 +13,7 @@ from quarl_device.environments import check_registered
 from quarl_device.errors import UsageError
 from quarl_device.files import write_atomic
 from quarl_edge.cli.demo import DEMO_ENV
+from quarl_edge.cli.interrupts import ended_by_sigterm
 from quarl_edge.cli.output import Format, write_json, write_line
 from quarl_edge.extras import require_learner
 from quarl_edge.machine import describe_machine
@@ -27,15 +28,15 @@ _SHARES = 100
 def memory(
     env: Annotated[str, typer.Argument(help="What to train in.")] = DEMO_ENV,
     seconds: Annotated[float, typer.Option(help="To measure.", min=0.1, max=86_400)] = 600.0,
-    warm_up: Annotated[float, typer.Option(help="Seconds before that, from the first checkpoint on.", min=0)] = 60.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds before that, with a full replay.", min=0)] = 60.0,
     actors: Annotated[int, typer.Option(help="Actor processes.", min=1, max=16)] = 2,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of the run.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
-    """Train for a while, and tell the resident memory of each process of the run: flat once replay is full.
+    """Train for a while, and tell the memory of each process of the run: flat once replay is full.
 
-    The run is `quarl-edge train` as it is, with a replay of 20,000 transitions and no goal. Linux alone.
+    The run is `quarl-edge train` as it is, with a replay of 5,000 transitions and no goal. Linux alone.
 
     Examples:
       quarl-edge bench memory --seconds 60
@@ -47,7 +48,7 @@ def memory(
         raise UsageError(f"--out: there is no directory {out.parent}", hint=f"mkdir -p {out.parent}")
     from quarl_edge.memory_bench import watch_a_run
 
-    with EpisodeProgress(_SHARES, what="hundredths") as bar:
+    with ended_by_sigterm(), EpisodeProgress(_SHARES, what="hundredths") as bar:
         report = watch_a_run(
             env,
             seconds=seconds,
@@ -71,5 +72,9 @@ def memory(
 
 
 def _line(process: ProcessMemory) -> str:
-    start, end, most = (value / 2**20 for value in (process.start_bytes, process.end_bytes, max(process.samples)))
-    return f"{process.name:10}{start:9.1f} -> {end:.1f} MiB ({end - start:+.1f}), {most:.1f} at most"
+    shown = {"resident": process.samples, "of it in no file": process.anonymous}
+    parts = [
+        f"{name} {held[0] / 2**20:.1f} -> {held[-1] / 2**20:.1f} MiB, {max(held) / 2**20:.1f} at most"
+        for name, held in shown.items()
+    ]
+    return f"{process.name:10}" + "; ".join(parts)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +10,7 @@ import typer
 
 from quarl_device.errors import StreamFault, UsageError
 from quarl_device.link import BrokerURL
+from quarl_edge.cli.interrupts import ended_by_sigterm
 from quarl_edge.cli.output import Format, write_json, write_line
 from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
@@ -75,7 +72,7 @@ def stream(
         _tell_stages(loads[0][1], out, output)
         return
     speeds: list[StreamSpeed] = []
-    with _ended_by_sigterm(), EpisodeProgress(len(loads) * _SHARES, what="hundredths") as bar:
+    with ended_by_sigterm(), EpisodeProgress(len(loads) * _SHARES, what="hundredths") as bar:
         for number, (count, load) in enumerate(loads):
             speeds.append(
                 stream_speed(
@@ -97,19 +94,6 @@ def stream(
     if out is not None:
         _write(out, told)
     _check(speeds)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the broker and the senders too, as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _tell_stages(load: Workload, out: Path | None, output: Format) -> None:

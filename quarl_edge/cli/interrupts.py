@@ -1,4 +1,4 @@
-"""Interrupts while modules are imported: nothing has begun yet, so the process ends at once and quietly."""
+"""Signals: while modules are imported nothing has begun yet; later, what a command has started ends with it."""
 
 from __future__ import annotations
 
@@ -27,3 +27,16 @@ def quit_at_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end what the command has started too, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

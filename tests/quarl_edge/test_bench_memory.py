@@ -37,6 +37,11 @@ def test_times_that_cannot_be_are_refused_before_anything_is_started(times):
         watch_a_run("CartPole-v1", **times)
 
 
+def test_a_replay_that_is_no_number_is_refused_before_anything_is_started():
+    with pytest.raises(UsageError, match="replay_capacity=lots"):
+        watch_a_run("CartPole-v1", seconds=1.0, warm_up_s=0.0, settings=["replay_capacity=lots"])
+
+
 def test_a_run_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path):
     with _Run(tmp_path, "Nothing-v0", 1, {}) as run, pytest.raises(ActorFailed, match=r"ended with 20: .*Nothing-v0"):
         run.rest(60.0)
@@ -46,13 +51,15 @@ def test_a_run_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path):
 def test_learner_broker_and_actors_of_a_short_run(tmp_path, capsys):
     out = tmp_path / "memory.json"
     words = ["bench", "memory", "--seconds", "2", "--warm-up", "0", "--actors", "1", "--set", "hidden=32"]
+    words += ["--set", "replay_capacity=1000"]
     assert main([*words, "--format", "json", "--out", str(out)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads(out.read_text())
     held = {each["name"]: each for each in said["processes"]}
     assert {"learner", "actor-0", "broker", "helpers"} <= set(held)
     for each in held.values():
-        assert len(each["samples"]) == len(said["at_s"]) > 5
+        assert len(each["samples"]) == len(each["anonymous"]) == len(said["at_s"]) > 5
+        assert all(anonymous > 0 for anonymous in each["anonymous"]) or each["name"] == "helpers"
         assert (each["samples"][0], each["samples"][-1]) == (each["start_bytes"], each["end_bytes"])
     assert held["learner"]["start_bytes"] > held["actor-0"]["start_bytes"] > 10_000_000
     assert said["env_steps"] > 0 < said["updates"]

@@ -58,6 +58,23 @@ def test_patches_take_what_was_measured(network, name):
     assert found["identical"] is True
 
 
+def test_memory_is_what_was_measured_and_flat():
+    streamed, run = raw("stream-memory"), {each["name"]: each for each in raw("memory")["processes"]}
+    assert streamed["seconds"] >= 600 <= raw("memory")["seconds"]
+    rows = {
+        "learner: ingest": [one["learner_bytes"] for one in streamed["memory"]],
+        "two senders": [one["senders_bytes"] for one in streamed["memory"]],
+        "learner: all of it": run["learner"]["samples"],
+        "an actor process": run["actor-0"]["samples"],
+        "the other actor": run["actor-1"]["samples"],
+    }
+    for beginning, held in rows.items():
+        [line] = re.findall(rf"^\| `bench \w+` \| {beginning}[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
+        told = [f"{value / 2**20:.1f} MiB" for value in (held[0], held[-1], max(held))]
+        assert [cell.strip() for cell in line.split("|")] == told
+        assert max(held) < 1.02 * held[0]
+
+
 def test_every_raw_file_that_is_named_is_there():
     named = re.findall(r"[`(/]([a-z0-9-]+\.json)\b", PAGE)
     assert named

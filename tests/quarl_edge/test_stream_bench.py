@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from quarl_device.errors import ActorFailed, LinkLost, UnsupportedSpace, UsageError
 from quarl_device.wire.block import BlockCodec
 from quarl_edge.cli import main
-from quarl_edge.machine import resident_bytes
+from quarl_edge.machine import anonymous_bytes, resident_bytes
 from quarl_edge.replay.nstep import NStepAssembler
 from quarl_edge.stream_bench import measure
 from quarl_edge.stream_bench.sender import Order
@@ -125,6 +126,11 @@ def test_an_order_comes_back_as_it_was():
 def test_resident_memory_is_told():
     assert resident_bytes() > 1_000_000
     assert resident_bytes(2**22 + 1) == 0
+    before = anonymous_bytes(os.getpid())
+    held = np.ones(8 * 1024 * 1024, np.uint8)
+    assert 8_000_000 <= anonymous_bytes(os.getpid()) - before < 16_000_000
+    assert held.all()
+    assert anonymous_bytes(2**22 + 1) == 0
 
 
 @pytest.mark.e2e
