@@ -55,7 +55,7 @@ class Policy:
     what its space takes: an `int`, or a fresh float32 array of the space's shape.
 
     Nothing looks for NaN or Inf here; whoever acts in the world should, as `evaluate` and the actor do. With integer
-    ends NaN counts as 0 and Inf as the end of the range (`preprocess`); with float ends the runtime decides what becomes
+    ends NaN counts as 0 and Inf as the end of the range (`preprocess`); with float ends the runtime decides what comes
     of them, and an int8 file may act on NaN without a sign of it.
 
     Attributes:
