@@ -54,9 +54,9 @@ class Policy:
     An observation is what the environment gives: an array, or a dict of arrays by the contract's keys. An action is
     what its space takes: an `int`, or a fresh float32 array of the space's shape.
 
-    Nothing looks for NaN or Inf here; whoever acts in the world should, as `evaluate` and the actor do. With integer ends
-    NaN counts as 0 and Inf as the end of the range (`preprocess`); with float ends the runtime decides what becomes of
-    them, and an int8 file may act on NaN without a sign of it.
+    Nothing looks for NaN or Inf here; whoever acts in the world should, as `evaluate` and the actor do. With integer
+    ends NaN counts as 0 and Inf as the end of the range (`preprocess`); with float ends the runtime decides what comes
+    of them, and an int8 file may act on NaN without a sign of it.
 
     Attributes:
         contract: what goes in and out.

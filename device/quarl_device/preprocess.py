@@ -8,9 +8,9 @@ An integer input is `rint(value * (1 / scale)) + zero_point` in float32, clipped
 beside ties. Its reference kernel and tflite-runtime 2.14 round ties away from zero; here one rule holds on every
 runtime, so that a file gets the same integers everywhere.
 
-NaN has no integer: it is stored as 0, which behind a normaliser is the mean, and an infinity as the end of the range. That
-is one answer on every board, not a good one: who acts looks for NaN (`evaluate` at every step, an actor once per block).
-In a float input it stays NaN.
+NaN has no integer: it is stored as 0, which behind a normaliser is the mean, and an infinity as the end of the range.
+That is one answer on every board, not a good one: who acts looks for NaN (`evaluate` at every step, an actor once per
+block). In a float input it stays NaN.
 """
 
 from __future__ import annotations
@@ -225,10 +225,10 @@ def normalized(binding: InputBinding, frames: Array) -> NDArray[np.float32]:
 
 def _steps(binding: InputBinding, values: NDArray[np.float32]) -> NDArray[np.float32]:
     inverse = np.float32(1.0) / np.float32(binding.scale)
-    steps = np.rint(values * inverse)
+    steps: NDArray[np.float32] = np.rint(values * inverse)
     # What a cast makes of NaN is the processor's choice.
-    steps = np.where(np.isnan(steps), np.float32(0.0), steps) + np.float32(binding.zero_point)
-    return steps  # type: ignore[no-any-return]
+    counted: NDArray[np.float32] = np.where(np.isnan(steps), np.float32(0.0), steps)
+    return counted + np.float32(binding.zero_point)
 
 
 def stored(binding: InputBinding, values: NDArray[np.float32]) -> Array:

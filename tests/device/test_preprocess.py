@@ -90,7 +90,9 @@ def made_nans():
 
 @pytest.mark.parametrize("size", [4, 12])
 @pytest.mark.parametrize(("stored", "zero_point"), [("int8", -128), ("int8", 100), ("uint8", 77), ("int16", 0)])
-@pytest.mark.parametrize("normalizer", [{}, {"offset": 3.0, "factor": 0.5}, {"offset": 3.0, "factor": 0.5, "clip": 1.0}])
+@pytest.mark.parametrize(
+    "normalizer", [{}, {"offset": 3.0, "factor": 0.5}, {"offset": 3.0, "factor": 0.5, "clip": 1.0}]
+)
 def test_nan_counts_as_0_and_infinity_as_the_end_of_the_range(size, stored, zero_point, normalizer):
     """By the rule, by bisection (up to 8 numbers) and by the low bytes of floats, alone and in a batch."""
     parts = {name: np.full(size, part, np.float32) if name != "clip" else part for name, part in normalizer.items()}
