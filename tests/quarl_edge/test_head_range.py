@@ -35,8 +35,8 @@ def test_an_action_is_clipped_nowhere_although_the_last_second_was_all_the_same(
     fit_head_range(network, experience, in_rounds=False)
     low, high = network.head_range
     values = np.clip(outputs(network, experience.seen), -4, 4)
-    assert values.min() < -0.2, "the network must act in both directions for this to say anything"
-    assert values.max() > 0.2
+    assert values.min() < -0.02, "the network must act in both directions for this to say anything"
+    assert values.max() > 0.02
     assert np.mean((values < low) | (values > high)) < 0.002
 
 
