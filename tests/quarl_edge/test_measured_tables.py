@@ -139,16 +139,6 @@ def test_a_blocks_way_costs_what_was_measured():
     ]
 
 
-def test_memory_of_a_stream_is_what_was_measured():
-    found, text = raw("stream-memory"), said(section(STREAM))
-    learner, senders = (
-        " → ".join(f"{found[f'{who}_rss_{when}_bytes'] / 2**20:.1f}" for when in ("start", "end"))
-        for who in ("learner", "senders")
-    )
-    assert f"{found['sent']:,} transitions, nice 10): learner {learner} MiB" in text
-    assert f"two senders together {senders} MiB" in text
-
-
 def test_a_fused_step_on_a_quiet_machine_takes_what_was_measured():
     with_qat, without = raw("learn-dqn")["rows"]
     text = said(section("A gradient step"))

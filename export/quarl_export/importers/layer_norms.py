@@ -257,7 +257,7 @@ def _gamma_and_beta(value: Sum, width: int) -> tuple[Float64, Float64] | None:
     if any(part.size not in (1, width) for part in parts):
         return None
     gamma, of_mean, beta = (part.reshape(-1) for part in parts)
-    return (gamma, beta) if np.array_equal(*np.broadcast_arrays(gamma, -of_mean)) else None
+    return (gamma, beta) if bool((gamma == -of_mean).all()) else None
 
 
 def _scope(graph: Graph, parts: tuple[Operator, ...], *, unnamed: str = "operator") -> str:
