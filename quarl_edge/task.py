@@ -26,7 +26,7 @@ from quarl_device.frame_stack import input_shape, is_image, restack
 from quarl_device.wire.block_spec import BlockSpec
 from quarl_device.wire.limits import MAX_POLICY_BYTES
 from quarl_edge.algorithms import ALGORITHMS, names_for
-from quarl_edge.config import ReplayConfig, TrainConfig
+from quarl_edge.config import ReplayConfig, RolloutConfig, TrainConfig
 from quarl_edge.config.train import parse_convolution
 
 EMBEDDED_BROKER = "embedded"
@@ -268,6 +268,12 @@ def _check_budget(config: TrainConfig, spec: BlockSpec) -> None:
         raise UsageError(
             f"a block of {rows:,} rows of {config.envs_per_actor:,} environments is {block:,} steps, {budget}",
             hint="fewer --envs-per-actor, a smaller --set block_steps=N, or more --steps",
+        )
+    if isinstance(config, RolloutConfig) and config.lockstep and rows < config.round_steps:
+        raise UsageError(
+            f"round_steps = {config.round_steps}: in lockstep a round is a block, and one of {config.env_id} has at "
+            f"most {rows} rows",
+            hint=f"--set round_steps={rows} --set block_steps={rows}",
         )
     if not isinstance(config, ReplayConfig):
         return

@@ -18,7 +18,7 @@ from quarl_device.wire.block import Block
 from quarl_device.wire.limits import MAX_BLOCK_BYTES
 from quarl_edge.replay.buffer import ReplayBuffer
 from quarl_edge.replay.priorities import Priorities
-from quarl_edge.replay.stacking import fill_stacks, laid_out, with_places
+from quarl_edge.replay.stacking import fill_stacks, frames_of, with_places
 from quarl_edge.replay.transitions import Array, Transitions
 
 _OBSERVATIONS = ("observation", "next_observation")
@@ -78,15 +78,19 @@ class FrameReplay(ReplayBuffer):
 
     def enter(self, block: Block) -> Block:
         """Copy a block's frames in; returns the block with their running numbers in the place of its observations."""
-        frames = laid_out(block, self._seen.key)
         with self._lock:
-            base, start = self._added, self._added % self.frame_capacity
-            first = min(len(frames), self.frame_capacity - start)
-            self._frames[start : start + first] = frames[:first]
-            self._frames[: len(frames) - first] = frames[first:]
-            self._added += len(frames)
+            base = self._added
+            for frames in frames_of(block, self._seen.key):
+                self._keep(frames)
             self._forget_overwritten()
         return with_places(block, self._seen, base=base)
+
+    def _keep(self, frames: Array) -> None:
+        start = self._added % self.frame_capacity
+        first = min(len(frames), self.frame_capacity - start)
+        self._frames[start : start + first] = frames[:first]
+        self._frames[: len(frames) - first] = frames[first:]
+        self._added += len(frames)
 
     def _forget_overwritten(self) -> None:
         gone = self._added - self.frame_capacity

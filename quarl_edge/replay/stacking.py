@@ -21,10 +21,15 @@ Array = NDArray[Any]
 Places = NDArray[np.int64]
 
 
+def frames_of(block: Block, key: str) -> tuple[Array, Array]:
+    """Return the frames of a block, [(T + stack) * N, *shape] by row, then environment; final ones [K, *shape]."""
+    frames = block.observation[key]
+    return frames.reshape(-1, *frames.shape[2:]), block.final_observation[key]
+
+
 def laid_out(block: Block, key: str) -> Array:
-    """Return all frames of a block, [(T + stack) * N + K, *shape]: by row, then by environment, then the final ones."""
-    frames, finals = block.observation[key], block.final_observation[key]
-    return np.concatenate((frames.reshape(-1, *frames.shape[2:]), finals))
+    """Return them laid end to end."""
+    return np.concatenate(frames_of(block, key))
 
 
 def stack_places(block: Block, seen: ObservationSpec) -> tuple[Places, Places]:

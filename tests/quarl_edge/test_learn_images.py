@@ -238,6 +238,14 @@ def test_what_does_not_go_with_an_image_is_said_before_anything_starts(env_id, a
         look_at(make_config(env_id, algorithm=algorithm, settings=settings))
 
 
+def test_a_round_of_lockstep_that_no_block_carries_is_refused():
+    words = {"lockstep": True, "actors": 1, "envs_per_actor": 1, "block_steps": 1024, "round_steps": 1024}
+    with pytest.raises(UsageError, match=r"at most (\d+) rows") as caught:
+        look_at(make_config("QuarlCatch-v0", algorithm="ppo", asked=words))
+    assert "round_steps=3" in caught.value.hint  # 1 MiB of 36x36 pixels, each perhaps an episode's last
+    assert look_at(make_config("QuarlCatch-v0", algorithm="ppo", asked={**words, "lockstep": False}))
+
+
 def test_algorithms_whose_critics_take_vectors_name_those_that_see_images(monkeypatch):
     info = dataclasses.replace(ALGORITHMS["dqn"], images=False)
     monkeypatch.setattr("quarl_edge.task.ALGORITHMS", {**ALGORITHMS, "dqn": info})
