@@ -13,6 +13,7 @@ from quarl_device.errors import QuarlError, UnsupportedSpace
 from quarl_device.policy_file import PolicyFile, read_policy
 from quarl_edge.algorithms import ALGORITHMS, names_for
 from quarl_edge.configure import make_config
+from quarl_edge.replay.stacking import as_seen
 from quarl_edge.task import look_at
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
@@ -90,9 +91,15 @@ def random_policy(env_id: str, *, hidden: Sequence[int]) -> PolicyFile:
         raise UnsupportedSpace(f"{env_id} has {action.kind} actions, which no algorithm takes")
     config = make_config(env_id, algorithm=names[0], asked={"hidden": tuple(hidden)})
     task, head = look_at(config), ALGORITHMS[names[0]].heads[action.kind]
-    spec = NetworkSpec(observations=(task.observation,), action=task.action, hidden=config.hidden, head=head)
+    spec = NetworkSpec(
+        observations=(task.observation,),
+        action=task.action,
+        hidden=config.hidden,
+        head=head,
+        convolutions=task.convolutions,
+    )
     policy = QatPolicy(spec, normalize=True)
-    policy.calibrate(task.golden_observations)
+    policy.calibrate(as_seen(task.golden_observations, task.observation))
     contract = PolicyContract(
         env_id=env_id,
         algorithm=config.algorithm,

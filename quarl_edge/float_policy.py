@@ -10,17 +10,18 @@ import tf_keras
 from numpy.typing import ArrayLike
 
 from quarl_export.networks import NetworkSpec
+from quarl_export.snapshot import PIXEL_SCALE
 
 
 class FloatPolicy:
-    """A dense ReLU network with the same layers, normaliser and head, in float32 throughout.
+    """A ReLU network with the same layers, normaliser and head, in float32 throughout.
 
     Args:
         spec: what to build; its quantization is not read, and a dueling head is built as the file has it.
 
     Attributes:
         spec: as given.
-        model: maps float32 ``[batch, inputs]`` to what the head gives, as `QatPolicy.model` does.
+        model: maps float32 ``[batch, *input_shape]`` to what the head gives, as `QatPolicy.model` does.
         log_std: trainable, of a gaussian head; `None` for any other.
         trainable_variables: kernels and biases, in layer order, then log_std.
         variables: those and the normaliser's constants.
@@ -28,11 +29,17 @@ class FloatPolicy:
 
     def __init__(self, spec: NetworkSpec) -> None:
         self.spec = spec
-        self._offset = tf.Variable(tf.zeros(spec.observation_size), trainable=False, name="offset")
-        self._scale = tf.Variable(tf.ones(spec.observation_size), trainable=False, name="scale")
-        hidden = [tf_keras.layers.Dense(units, activation="relu") for units in spec.hidden]
+        scale = PIXEL_SCALE if spec.sees_images else 1.0
+        self._offset = tf.Variable(tf.zeros(spec.normalizer_shape), trainable=False, name="offset")
+        self._scale = tf.Variable(tf.fill(spec.normalizer_shape, scale), trainable=False, name="scale")
+        hidden = [
+            tf_keras.layers.Conv2D(filters, kernel, stride, activation="relu")
+            for filters, kernel, stride in spec.convolutions
+        ]
+        hidden += [tf_keras.layers.Flatten()] * spec.sees_images
+        hidden += [tf_keras.layers.Dense(units, activation="relu") for units in spec.hidden]
         last = tf_keras.layers.Dense(spec.head_units, activation="tanh" if spec.head == "action" else None)
-        self._layers = tf_keras.Sequential([tf_keras.Input((spec.observation_size,)), *hidden, last])
+        self._layers = tf_keras.Sequential([tf_keras.Input(spec.input_shape), *hidden, last])
         self.log_std = tf.Variable(tf.zeros(spec.head_units), name="log_std") if spec.head == "gaussian" else None
         spread = [] if self.log_std is None else [self.log_std]
         self.trainable_variables: list[Any] = [*self._layers.trainable_variables, *spread]

@@ -12,20 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.errors import UsageError
 from quarl_edge.algorithms import AlgorithmInfo
 from quarl_edge.config import RolloutConfig, TrainConfig, fields
 from quarl_edge.configure import algorithm_info, make_config
 from quarl_edge.float_policy import FloatPolicy
 from quarl_edge.replay.rollouts import Rollout
 from quarl_edge.replay.transitions import Batch
-from quarl_export.networks import NetworkSpec
+from quarl_export.networks import NATURE, NetworkSpec
 from quarl_export.qat import QatPolicy
 
 FUSED_UPDATES = 32
 ROUNDS = 15
 OBSERVATION = ObservationSpec(key="observation", shape=(8,))
+PIXELS = ObservationSpec(key="observation", shape=(84, 84, 1), dtype="uint8", stack=4)
 ACTIONS: Mapping[str, ActionSpec] = {
     "discrete": ActionSpec(kind="discrete", n=4),
     "box": ActionSpec(kind="box", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
@@ -44,6 +47,7 @@ class UpdateSpeed:
         qat: whether its policy was trained as int8 computes; else in plain float.
         head: of the policy.
         hidden: sizes of the hidden layers, of the policy and of every other network that it has.
+        convolutions: in front of them: filters, size of the kernel, stride; none of vectors.
         batch: transitions, or rows of a round, per gradient step.
         updates_per_call: gradient steps of a fused call.
         ms_per_update: of a fused call, per gradient step, by the clock; median of the rounds, as the next three.
@@ -58,6 +62,7 @@ class UpdateSpeed:
     qat: bool
     head: str
     hidden: tuple[int, ...]
+    convolutions: tuple[tuple[int, int, int], ...]
     batch: int
     updates_per_call: int
     ms_per_update: float
@@ -82,6 +87,7 @@ def update_speed(
     hidden: Sequence[int],
     batch: int,
     rounds: int = ROUNDS,
+    pixels: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[UpdateSpeed]:
     """Time an algorithm's updates; each round runs `FUSED_UPDATES` gradient steps in each of the four ways.
@@ -91,17 +97,26 @@ def update_speed(
         hidden: sizes of the hidden layers of all its networks.
         batch: transitions per gradient step.
         rounds: how often.
+        pixels: see four stacked frames of 84x84, through the convolutions of Mnih et al. 2015.
         progress: told how many of `rounds` are done.
 
     Returns:
         With QAT, and without.
 
     Raises:
-        UsageError: an unknown algorithm, or sizes out of range.
+        UsageError: an unknown algorithm, one that sees no images, or sizes out of range.
     """
     info = algorithm_info(algorithm)
+    if pixels and not info.images:
+        raise UsageError(f"{algorithm} sees no images", hint="leave --pixels out, or name an algorithm that does")
     kind = next(kind for kind in ACTIONS if kind in info.heads)
-    spec = NetworkSpec(observations=(OBSERVATION,), action=ACTIONS[kind], hidden=tuple(hidden), head=info.heads[kind])
+    spec = NetworkSpec(
+        observations=(PIXELS if pixels else OBSERVATION,),
+        action=ACTIONS[kind],
+        hidden=tuple(hidden),
+        head=info.heads[kind],
+        convolutions=NATURE if pixels else (),
+    )
     ways = {
         (qat, steps): _ready(info, spec, qat=qat, steps=steps, batch=batch)
         for qat in (True, False)
@@ -161,8 +176,8 @@ def bench_config(info: AlgorithmInfo, *, hidden: tuple[int, ...], batch: int, st
 def made_up(config: TrainConfig, spec: NetworkSpec, *, batch: int, steps: int) -> Batch | Rollout:
     """Return experience of random numbers for one call: leading shape [steps, batch]."""
     rng, lead, action = np.random.default_rng(0), (steps, batch), spec.action
-    shape = (*lead, *spec.observations[0].shape)
-    observation, after = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    shape = (*lead, *spec.input_shape)
+    observation, after = (_observed(rng, shape, pixels=spec.sees_images) for _ in range(2))
     if action.kind == "discrete":
         acted = rng.integers(0, action.n, lead).astype(action.dtype)
     else:
@@ -194,6 +209,10 @@ def made_up(config: TrainConfig, spec: NetworkSpec, *, batch: int, steps: int) -
     )
 
 
+def _observed(rng: np.random.Generator, shape: tuple[int, ...], *, pixels: bool) -> NDArray[Any]:
+    return rng.integers(0, 256, shape, np.uint8) if pixels else rng.standard_normal(shape, np.float32)
+
+
 def _row(
     spec: NetworkSpec,
     algorithm: str,
@@ -209,6 +228,7 @@ def _row(
         qat=qat,
         head=spec.head,
         hidden=spec.hidden,
+        convolutions=spec.convolutions,
         batch=batch,
         updates_per_call=FUSED_UPDATES,
         ms_per_update=_median(took.wall_ms for took in fused),

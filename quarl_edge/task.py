@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,14 +22,18 @@ from quarl_device.environments import (
     spaces_to_specs,
 )
 from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UnsupportedSpace, UsageError
+from quarl_device.frame_stack import input_shape, is_image, restack
 from quarl_device.wire.block_spec import BlockSpec
 from quarl_device.wire.limits import MAX_POLICY_BYTES
 from quarl_edge.algorithms import ALGORITHMS, names_for
-from quarl_edge.config import ReplayConfig, TrainConfig
+from quarl_edge.config import ReplayConfig, RolloutConfig, TrainConfig
+from quarl_edge.config.train import parse_convolution
 
 EMBEDDED_BROKER = "embedded"
 _GOLDEN_COUNT = 8
 _GOLDEN_STEPS = 256
+# They are in every push.
+_MAX_GOLDEN_BYTES = 64 * 1024
 # A flatbuffer's least structure, and that of each layer; measured, and rounded down: the file itself is measured again
 # when it is made.
 _STRUCTURE_BYTES, _LAYER_BYTES = 2_500, 350
@@ -41,16 +45,18 @@ class Task:
     """An environment, as a learner sees it.
 
     Attributes:
-        observation: the one observation key.
+        observation: the one observation key, with the frames that are stacked of it.
         action: the action space.
-        golden_observations: float32[count, n], distinct, from random play.
-        played: float32[count, n], all that was observed in it, in order.
+        convolutions: of every network that sees the observation.
+        golden_observations: [count, *shape], stacks [count, stack, *shape], distinct, from random play.
+        played: likewise, all that was observed in it, in order.
     """
 
     observation: ObservationSpec
     action: ActionSpec
-    golden_observations: NDArray[np.float32]
-    played: NDArray[np.float32]
+    convolutions: tuple[tuple[int, int, int], ...]
+    golden_observations: NDArray[Any]
+    played: NDArray[Any]
 
 
 def look_at(config: TrainConfig) -> Task:
@@ -68,36 +74,52 @@ def look_at(config: TrainConfig) -> Task:
         observations, action = spaces_to_specs(env.observation_space, env.action_space)
         _check_action(config, action)
         _check_observation(config, observations)
-        _check_size(config, observations[0], action)
-        _check_budget(config, BlockSpec(observations=observations, action=action))
-        played = _play_at_random(env, config, observations[0], action)
+        observation = dataclasses.replace(observations[0], stack=config.frames_stacked)
+        convolutions = _convolutions(config, observation)
+        _check_size(config, observation, action, convolutions)
+        _check_budget(config, BlockSpec(observations=(observation,), action=action))
+        played = _play_at_random(env, config, observation, action)
     finally:
         env.close()
     distinct = np.unique(played, axis=0)
-    picked = np.linspace(0, len(distinct) - 1, min(_GOLDEN_COUNT, len(distinct))).astype(int)
-    return Task(observation=observations[0], action=action, golden_observations=distinct[picked], played=played)
+    count = max(1, min(_GOLDEN_COUNT, len(distinct), _MAX_GOLDEN_BYTES // played[0].nbytes))
+    picked = np.linspace(0, len(distinct) - 1, count).astype(int)
+    return Task(
+        observation=observation,
+        action=action,
+        convolutions=convolutions,
+        golden_observations=distinct[picked],
+        played=played,
+    )
 
 
 def _play_at_random(
     env: gymnasium.Env[Any, Any], config: TrainConfig, observation: ObservationSpec, action: ActionSpec
-) -> NDArray[np.float32]:
-    """Return observations float32[steps + 1, n] of random play, so that what is wrong shows before a run begins.
+) -> NDArray[Any]:
+    """Return observations [steps + 1, *shape] of random play, so that what is wrong shows before a run begins.
+
+    Stacked frames are [steps + 1, stack, *shape]; floats are float32, as policies take them.
 
     Raises:
         EnvironmentMisbehaved: it raised, changed its spaces, or gave what is no observation or reward.
         MissingExtra: a package is missing that it needs once it is played.
     """
-    name, seen, step = config.env_id, np.empty((_GOLDEN_STEPS + 1, *observation.shape), np.float32), 0
+    name, step, stacks = config.env_id, 0, observation.stack > 1
+    shape = (observation.stack, *observation.shape) if stacks else observation.shape
+    seen: NDArray[Any] = np.empty((_GOLDEN_STEPS + 1, *shape), np.uint8 if is_image(observation) else np.float32)
     env.action_space.seed(config.seed)
     try:
         given, reward = env.reset(seed=config.seed)[0], cast(Any, 0.0)
         check_unchanged(name, env, (observation,), action)
+        begins = True
         for step in range(_GOLDEN_STEPS + 1):
             if step:
                 given, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-                given = env.reset()[0] if terminated or truncated else given
+                begins = bool(terminated or truncated)
+                given = env.reset()[0] if begins else given
             _check_given(name, step, given, reward, observation)
-            seen[step] = given
+            before = None if begins else seen[step - 1]
+            seen[step] = restack(observation, before, np.asarray(given)) if stacks else given
     # The environment is anybody's code: whatever it raises is told with the step.
     except Exception as error:
         if isinstance(error, QuarlError):
@@ -154,10 +176,20 @@ def _check_action(config: TrainConfig, action: ActionSpec) -> None:
 
 
 def _check_observation(config: TrainConfig, observations: tuple[ObservationSpec, ...]) -> None:
+    if len(observations) == 1 and is_image(observations[0]):
+        if not ALGORITHMS[config.algorithm].images:
+            others = [name for name, info in ALGORITHMS.items() if info.images]
+            raise UnsupportedSpace(
+                f"{config.env_id} observes images of {observations[0].shape}; {config.algorithm} takes vectors alone",
+                hint=f"{', '.join(others)} take images",
+            )
+        if config.observation_scale is not None:
+            raise UsageError(f"observation_scale: {config.env_id} observes images, whose pixels are divided by 255")
+        return
     if not is_one_vector(observations):
         raise UnsupportedSpace(
             f"{config.env_id} observes {[(spec.key, spec.shape) for spec in observations]}; "
-            f"{config.algorithm} takes one vector in this version"
+            f"{config.algorithm} takes one vector, or one image of uint8, in this version"
         )
     if (dtype := observations[0].dtype) not in ("float32", "float64"):
         raise UnsupportedSpace(
@@ -166,20 +198,54 @@ def _check_observation(config: TrainConfig, observations: tuple[ObservationSpec,
         )
 
 
+def _convolutions(config: TrainConfig, observation: ObservationSpec) -> tuple[tuple[int, int, int], ...]:
+    """Return the convolutions that `config` asks for, or the usual ones.
+
+    Raises:
+        UsageError: there are some and no image, or the other way round, or they do not fit it.
+    """
+    from quarl_export.networks import feature_shapes, usual_convolutions  # comes with the learner
+
+    found = usual_convolutions(observation)
+    if config.convolutions is not None:
+        found = tuple(parse_convolution(text) for text in config.convolutions)
+    if bool(found) != is_image(observation):
+        needs = "images, which need at least one" if is_image(observation) else "no images, which they are for"
+        raise UsageError(
+            f"convolutions = {','.join(config.convolutions or ())!r}: {config.env_id} observes {needs}",
+            hint="--set convolutions=none takes the usual ones",
+        )
+    if found and config.weight_bits < 8:
+        raise UsageError(
+            f"weight_bits = {config.weight_bits}: {config.env_id} observes images, and convolutions are trained with 8",
+            hint="--set weight_bits=8",
+        )
+    feature_shapes(input_shape(observation), found)
+    return found
+
+
 def _outputs(action: ActionSpec) -> int:
     return action.n or math.prod(action.shape)
 
 
-def _check_size(config: TrainConfig, observation: ObservationSpec, action: ActionSpec) -> None:
+def _check_size(
+    config: TrainConfig,
+    observation: ObservationSpec,
+    action: ActionSpec,
+    convolutions: tuple[tuple[int, int, int], ...],
+) -> None:
     """Refuse a network that no push can carry before TensorFlow spends seconds, or its patience, on it."""
-    room = MAX_POLICY_BYTES
-    inputs, depth = observation.shape[0], len(config.hidden)
-    needed = _least_bytes((inputs, *config.hidden, _outputs(action)))
+    from quarl_export.networks import kernel_shapes  # comes with the learner
+
+    room, depth = MAX_POLICY_BYTES, len(config.hidden)
+
+    def least(hidden: tuple[int, ...]) -> int:
+        return _least_bytes(kernel_shapes(input_shape(observation), convolutions, (*hidden, _outputs(action))))
+
+    needed = least(config.hidden)
     if needed <= room:
         return
-    fitting = [
-        width for width in _WIDTHS if _least_bytes((inputs, *(width,) * depth, _outputs(action))) <= room - 1_024
-    ]
+    fitting = [width for width in _WIDTHS if least((width,) * depth) <= room - 1_024]
     raise UsageError(
         f"hidden = {','.join(map(str, config.hidden))} makes a policy of at least {needed:,} bytes; a push carries at "
         f"most {room:,}",
@@ -187,10 +253,10 @@ def _check_size(config: TrainConfig, observation: ObservationSpec, action: Actio
     )
 
 
-def _least_bytes(sizes: tuple[int, ...]) -> int:
+def _least_bytes(kernels: tuple[tuple[int, ...], ...]) -> int:
     """Return what an int8 policy takes at least: a byte per weight, four per bias, its structure."""
-    weights = sum(before * after for before, after in itertools.pairwise(sizes))
-    return weights + 4 * sum(sizes[1:]) + _STRUCTURE_BYTES + _LAYER_BYTES * (len(sizes) - 2)
+    weights = sum(math.prod(shape) for shape in kernels)
+    return weights + 4 * sum(shape[-1] for shape in kernels) + _STRUCTURE_BYTES + _LAYER_BYTES * (len(kernels) - 1)
 
 
 def _check_budget(config: TrainConfig, spec: BlockSpec) -> None:
@@ -202,6 +268,12 @@ def _check_budget(config: TrainConfig, spec: BlockSpec) -> None:
         raise UsageError(
             f"a block of {rows:,} rows of {config.envs_per_actor:,} environments is {block:,} steps, {budget}",
             hint="fewer --envs-per-actor, a smaller --set block_steps=N, or more --steps",
+        )
+    if isinstance(config, RolloutConfig) and config.lockstep and rows < config.round_steps:
+        raise UsageError(
+            f"round_steps = {config.round_steps}: in lockstep a round is a block, and one of {config.env_id} has at "
+            f"most {rows} rows",
+            hint=f"--set round_steps={rows} --set block_steps={rows}",
         )
     if not isinstance(config, ReplayConfig):
         return

@@ -74,6 +74,8 @@ def check_range(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
 
 
 def _number(kind: Any, text: str) -> Any:
+    if kind is str:
+        return text.strip()
     if kind is bool:
         if text.lower() not in _BOOLS:
             raise ValueError(text)
@@ -105,5 +107,9 @@ def _kind(hint: Any) -> Any:
 def _describe(hint: Any) -> str:
     kind = _kind(hint)
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    text = "numbers with commas between, such as 128,128" if typing.get_origin(kind) is tuple else names[kind]
+    if typing.get_origin(kind) is tuple:
+        texts = typing.get_args(kind)[0] is str
+        text = "texts with commas between" if texts else "numbers with commas between, such as 128,128"
+    else:
+        text = names[kind]
     return f"{text}, or none" if hint is not kind else text

@@ -30,21 +30,24 @@ class Filler:
     Args:
         binding: which tensor.
         batch_size: `None` for observations without a batch axis.
+        stacked: observations are whole stacks, [stack, *shape] or [stack, batch_size, *shape], oldest frame first.
 
     Attributes:
         buffer: [B, *tensor shape] in the tensor's dtype, B = 1 without a batch: what the runtime is given.
         fill: takes one observation [*shape], or [batch_size, *shape], as the environment gives it. With a stack, one
-            frame of each environment; the earlier ones are remembered.
+            frame of each environment; the earlier ones are remembered, unless they are given (`stacked`).
     """
 
     fill: Encode
 
-    def __init__(self, binding: InputBinding, *, batch_size: int | None = None) -> None:
+    def __init__(self, binding: InputBinding, *, batch_size: int | None = None, stacked: bool = False) -> None:
         single = batch_size is None
         self.buffer: Array = np.zeros((batch_size or 1, *binding.shape), binding.dtype)
         self._history: FrameHistory | None = None
         stacks = np.moveaxis(stack_view(binding, self.buffer), 1, 0)
-        if binding.spec.stack > 1:
+        if binding.spec.stack > 1 and stacked:
+            self.fill = _of_stacks(binding, stacks, single=single)
+        elif binding.spec.stack > 1:
             self._history, self.fill = _stacking(binding, stacks, single=single)
         else:
             self.fill = _of_frames(binding, stacks[0], single=single)
@@ -85,6 +88,27 @@ def _stacking(binding: InputBinding, stacks: Array, *, single: bool) -> tuple[Fr
             into[...] = plane
 
     return history, fill_images
+
+
+def _of_stacks(binding: InputBinding, stacks: Array, *, single: bool) -> Encode:
+    """Return what writes whole stacks [stack, B, *shape], of one environment without the axis B, into `stacks`."""
+    into = _planes(binding, stacks)
+    if not binding.scale and binding.factor is None:
+        read: Callable[[Any], Array] = np.asarray
+    else:
+        encoded = np.empty(stacks.shape, binding.dtype)
+        encode = _encoder(binding, encoded)
+
+        def read(given: Any) -> Array:
+            encode(given)
+            return encoded
+
+    def fill(given: Any) -> None:
+        found = read(given[:, None] if single else given)
+        for target, plane in zip(into, _planes(binding, found), strict=True):
+            target[...] = plane
+
+    return fill
 
 
 def _planes(binding: InputBinding, stacks: Array) -> list[Array]:

@@ -41,6 +41,20 @@ def fill_frame(spec: ObservationSpec) -> Array | None:
     return wanted.astype(kind).reshape(spec.shape)
 
 
+def is_image(spec: ObservationSpec) -> bool:
+    """Return whether an observation is an image: uint8 with rows and columns, or with channels behind them."""
+    return spec.dtype == "uint8" and len(spec.shape) in (2, 3)
+
+
+def input_shape(spec: ObservationSpec) -> tuple[int, ...]:
+    """Return the shape of an observation as our own networks see it, without batch.
+
+    Stacked frames are joined along the last axis, oldest first; an image always has channels.
+    """
+    shape = (*spec.shape, 1) if is_image(spec) and len(spec.shape) == 2 else spec.shape
+    return (*shape[:-1], shape[-1] * spec.stack)
+
+
 def restack(spec: ObservationSpec, before: Array | None, frame: Array) -> Array:
     """Return the stack that ends in `frame`, [stack, *shape], oldest frame first.
 

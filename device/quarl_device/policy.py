@@ -75,7 +75,13 @@ class Policy:
     """
 
     def __init__(
-        self, *, file: PolicyFile, runtime: PolicyRuntime, model: LoadedModel, batch_model: LoadedModel
+        self,
+        *,
+        file: PolicyFile,
+        runtime: PolicyRuntime,
+        model: LoadedModel,
+        batch_model: LoadedModel,
+        stacked: bool = False,
     ) -> None:
         contract = file.contract
         self.contract: PolicyContract = contract
@@ -87,7 +93,8 @@ class Policy:
         self.tensor_shape = self.inputs[0].shape
         self._outputs = bind_outputs(contract, file.graph)
         self._is_bare = len(self.inputs) == 1 and self.inputs[0].spec.key == BARE_KEY
-        self._fillers = [Filler(binding) for binding in self.inputs]
+        self._stacked = stacked
+        self._fillers = [Filler(binding, stacked=stacked) for binding in self.inputs]
         self._batch_fillers: list[Filler] = []
         self._results = results_of(self.inputs, self._fillers, model.infer)
         self.stochastic = contract.head.kind in ("logits", "gaussian")
@@ -104,6 +111,7 @@ class Policy:
         num_threads: int = 1,
         golden: GoldenVectors | None = None,
         self_test: bool = True,
+        stacked: bool = False,
     ) -> Policy:
         """Lint the file, build interpreters, run the golden vectors, and return the policy.
 
@@ -115,6 +123,9 @@ class Policy:
             num_threads: threads that one call may use.
             golden: answers to check instead of the file's own (a push header's).
             self_test: false skips the golden vectors, for a file whose answers are still to be recorded.
+            stacked: whoever calls stacks the frames: where the contract has a stack, observations are whole stacks,
+                [stack, *shape], of a batch [stack, batch_size, *shape], oldest frame first. Otherwise the policy
+                remembers the frames that it is given one by one.
 
         Raises:
             ModelFileError: the lint or the runtime refuses the file.
@@ -142,7 +153,7 @@ class Policy:
             batch_model = load(batch_size=batch_size)
         else:
             batch_model = RowByRow(model, batch_size)
-        return cls(file=file, runtime=runtime, model=model, batch_model=batch_model)
+        return cls(file=file, runtime=runtime, model=model, batch_model=batch_model, stacked=stacked)
 
     def begin_episode(self) -> None:
         """Say that the next observation is an episode's first: stacked frames of the last one are forgotten."""
@@ -234,7 +245,7 @@ class Policy:
                 plain_batch(model.infer, shape, self.inputs[0], finish) for finish in (decide, lambda results: results)
             )
             return act, results
-        self._batch_fillers = [Filler(binding, batch_size=rows) for binding in self.inputs]
+        self._batch_fillers = [Filler(binding, batch_size=rows, stacked=self._stacked) for binding in self.inputs]
         results = results_of(self.inputs, self._batch_fillers, model.infer)
         return compose(results, decide), results
 

@@ -20,7 +20,9 @@ _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
 _INT32_MAX = 2**31 - 1
 _MAX_WEIGHT = np.float32(1e30)
-_MIN_CHANNEL_LIMIT = 5e-7
+
+MIN_CHANNEL_LIMIT = 5e-7
+"""Smallest magnitude of a kernel's channel that its scale tells."""
 
 BIAS_LIMIT = 2**30 - 1
 """Largest bias step that the converter lets be: half of int32, which leaves room for the sum."""
@@ -145,7 +147,7 @@ def channel_scales(
     """
     if not (limits <= _MAX_WEIGHT).all():
         raise PatchError(f"weights of up to {limits.max():.3g} cannot be quantized")
-    scales = np.maximum(limits.astype(np.float64), _MIN_CHANNEL_LIMIT) / (2 ** (bits - 1) - 1)
+    scales = np.maximum(limits.astype(np.float64), MIN_CHANNEL_LIMIT) / (2 ** (bits - 1) - 1)
     bias_scales = scales * input_scale
     if bias is not None:
         magnitudes = np.abs(bias).astype(np.float64)
@@ -211,6 +213,6 @@ def quantize_bias(bias: Float32, scale: float | NDArray[np.float64]) -> NDArray[
     return steps
 
 
-def snap_bias(bias: Float32, scale: float) -> Float32:
+def snap_bias(bias: Float32, scale: float | NDArray[np.float64]) -> Float32:
     """Return `bias`, float32, as the file will apply it: a fake-quant model with it has no bias rounding of its own."""
     return (quantize_bias(bias, scale) * scale).astype(np.float32)

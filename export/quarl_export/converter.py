@@ -19,6 +19,7 @@ from quarl_export.graph import has_signature, with_fixed_batch
 from quarl_export.keras2 import keras, tf
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
+from quarl_export.qat_graph import layer_names, snapshot_values, spec_plan
 from quarl_export.silence import without_tensorflow_noise
 from quarl_export.snapshot import PolicySnapshot
 from quarl_export.wide import widened
@@ -35,7 +36,7 @@ def convert(policy: QatPolicy) -> bytes:
     Raises:
         ConversionError: TensorFlow could not convert it.
     """
-    if policy.spec.dueling:
+    if policy.spec.dueling or policy.spec.convolutions:
         return convert_snapshot(policy.spec, policy.snapshot())
     model = _run(policy.export_model, ConverterSettings())
     return widened(model) if policy.spec.quantization.head_output == "int16" else model
@@ -57,10 +58,17 @@ def convert_model(model: Any, *, io: Io = "float32") -> bytes:
 def convert_snapshot(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
     """Convert `snapshot` through a policy of its own; `snapshot` is taken as it is, not centred.
 
+    Convolutions go as those of any other network do: the converter has to scale their kernels itself, per filter, and
+    the fake quants of training would hide from it what those are.
+
     Raises:
         ConversionError: TensorFlow could not convert it.
         PatchError: `snapshot` is not of `spec`.
     """
+    if spec.convolutions:
+        from quarl_export.quantized import convert_planned  # which builds on this module
+
+        return convert_planned(spec_plan(spec), snapshot_values(spec, snapshot))
     policy = QatPolicy(spec.in_file, normalize=snapshot.normalized)
     policy.restore(snapshot)
     return convert(policy)
@@ -72,20 +80,25 @@ def convert_float(spec: NetworkSpec, snapshot: PolicySnapshot) -> bytes:
     Raises:
         ConversionError: TensorFlow could not convert it.
     """
-    observation = keras.Input((spec.observation_size,), name="observation")
+    observation = keras.Input(spec.input_shape, name="observation")
     tensor = observation
     if snapshot.offset is not None and snapshot.scale is not None:
         tensor = (tensor - snapshot.offset) * snapshot.scale
-    last = len(snapshot.kernels) - 1
-    for index, (kernel, bias) in enumerate(zip(snapshot.kernels, snapshot.biases, strict=True)):
-        dense = keras.layers.Dense(
-            kernel.shape[1],
-            activation=None if index == last else "relu",
-            kernel_initializer=keras.initializers.Constant(kernel),
-            bias_initializer=keras.initializers.Constant(bias),
-            name=spec.head_layer if index == last else f"hidden_{index}",
-        )
-        tensor = dense(tensor)
+    names = layer_names(spec)
+    for index, (name, kernel, bias) in enumerate(zip(names, snapshot.kernels, snapshot.biases, strict=True)):
+        settings = {
+            "activation": None if name == names[-1] else "relu",
+            "kernel_initializer": keras.initializers.Constant(kernel),
+            "bias_initializer": keras.initializers.Constant(bias),
+            "name": name,
+        }
+        if kernel.ndim == 4:
+            size, stride = kernel.shape[0], spec.convolutions[index][2]
+            tensor = keras.layers.Conv2D(kernel.shape[-1], size, strides=stride, **settings)(tensor)
+            continue
+        if index and index == len(spec.convolutions):
+            tensor = keras.layers.Flatten()(tensor)
+        tensor = keras.layers.Dense(kernel.shape[-1], **settings)(tensor)
     if spec.head == "action":
         tensor = keras.layers.Activation("tanh", name=spec.role)(tensor)
     return _run(keras.Model(observation, tensor, name="policy_float"), ConverterSettings(weights="float32"))

@@ -35,31 +35,38 @@ _FLOAT_LSB = 1e-5
 
 def golden_observations(
     spec: NetworkSpec, snapshot: PolicySnapshot, *, recent: NDArray[np.float32] | None = None
-) -> dict[str, NDArray[np.float32]]:
-    """Return `GOLDEN_COUNT` distinct observations per key, float32 ``[count, inputs]``.
+) -> dict[str, NDArray[Any]]:
+    """Return `GOLDEN_COUNT` distinct observations per key, ``[count, *shape]``, or ``[count, stack, *shape]``.
 
     Args:
         spec: the network.
         snapshot: gives the input range and normaliser from which missing observations are drawn.
-        recent: recorded observations, float32 ``[any, inputs]``; taken first, spread over the distinct ones.
+        recent: recorded vectors, float32 ``[any, inputs]``; taken first, spread over the distinct ones.
     """
     size = spec.observation_size
     recorded = np.zeros((0, size), np.float32) if recent is None else np.unique(recent.astype(np.float32), axis=0)
-    recorded = recorded[np.isfinite(recorded).all(axis=1)]
+    recorded = recorded[np.isfinite(recorded).all(axis=1)].reshape(-1, *_golden_shape(spec))
     count = min(GOLDEN_COUNT, len(recorded))
     picked = recorded[np.linspace(0, max(len(recorded) - 1, 0), count).astype(int)]
     drawn = input_samples(spec, snapshot, count=GOLDEN_COUNT - count, seed=0)
-    return {spec.observations[0].key: np.concatenate([picked, drawn])}
+    return {spec.observations[0].key: np.concatenate([picked.astype(drawn.dtype), drawn])}
 
 
-def input_samples(spec: NetworkSpec, snapshot: PolicySnapshot, *, count: int, seed: int) -> NDArray[np.float32]:
-    """Return observations, float32 ``[count, inputs]``, that fill the input's quantization range evenly."""
+def _golden_shape(spec: NetworkSpec) -> tuple[int, ...]:
+    (seen,) = spec.observations
+    return (seen.stack, *seen.shape) if seen.stack > 1 else seen.shape
+
+
+def input_samples(spec: NetworkSpec, snapshot: PolicySnapshot, *, count: int, seed: int) -> NDArray[Any]:
+    """Return golden observations that fill the input's quantization range evenly: of images random pixels."""
     rng = np.random.default_rng(seed)
+    if spec.sees_images:
+        return rng.integers(0, 256, (count, *_golden_shape(spec)), dtype=np.uint8)
     low, high = snapshot.ranges[0].tolist()
     samples = rng.uniform(low, high, (count, spec.observation_size))
     if snapshot.offset is not None and snapshot.scale is not None:
         samples = samples / np.where(snapshot.scale == 0.0, 1.0, snapshot.scale) + snapshot.offset
-    return samples.astype(np.float32)
+    return samples.astype(np.float32).reshape(count, *_golden_shape(spec))
 
 
 def by_key(contract: PolicyContract, observations: Mapping[str, ArrayLike] | ArrayLike) -> dict[str, NDArray[Any]]:

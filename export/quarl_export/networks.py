@@ -18,12 +18,21 @@ from quarl_device.contract import (
     spec_to_json,
 )
 from quarl_device.errors import CheckpointError, UnsupportedSpace, UsageError
+from quarl_device.frame_stack import input_shape, is_image
 from quarl_export.ir.policy_graph import SATURATED
 
 NETWORK_SCHEMA = 1
 MAX_HIDDEN_LAYERS = 16
 MAX_UNITS = 16_384
-_OBSERVATION_DTYPES = ("float32", "float64")
+MAX_CONVOLUTIONS = 8
+_VECTOR_DTYPES = ("float32", "float64")
+Convolution = tuple[int, int, int]
+"""Filters, rows and columns of the square kernel, and the stride in both directions; no padding, then ReLU."""
+
+NATURE: tuple[Convolution, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""The convolutions of Mnih et al. 2015 (methods, model architecture), made for 84x84 pixels."""
+_SMALL: tuple[Convolution, ...] = ((16, 4, 2), (32, 4, 2))
+_TINY: tuple[Convolution, ...] = ((16, 3, 1),)
 HeadOutput = Literal["int8", "float32", "int16"]
 HEAD_OUTPUTS: tuple[HeadOutput, ...] = ("int8", "float32", "int16")
 HEADS: Mapping[HeadKind, str] = {"q_values": "discrete", "logits": "discrete", "action": "box", "gaussian": "box"}
@@ -72,12 +81,15 @@ class QuantizationSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
-    """A dense ReLU policy network: a body of hidden layers, and a head.
+    """A ReLU policy network: convolutions where it sees images, a body of dense hidden layers, and a head.
+
+    Stacked frames are joined along the last axis, oldest first (`input_shape`). Pixels are divided by 255.
 
     A head of a box action works in units of the box: -1 and 1 are its bounds, whatever they are (`unit_box`).
 
     Attributes:
-        observations: what goes in, in order; this version takes exactly one float key of shape ``[n]``.
+        observations: what goes in, in order; this version takes exactly one key, a vector of floats ``[n]`` or an image
+            of uint8, ``[rows, columns]`` or ``[rows, columns, channels]``.
         action: what comes out; a box needs finite bounds, and its `scale` and `offset` are not read.
         hidden: units of each hidden layer, at least one layer.
         head: "q_values" or "logits" of discrete actions: one linear output each; "action" of a box: a last dense layer,
@@ -86,6 +98,7 @@ class NetworkSpec:
         dueling: Q values are learned as a value and advantages without their mean: the first half of the last hidden
             layer feeds the value, the rest the advantages. Both are linear, so they add up to one dense layer, and the
             file is that of the same network without (`in_file`).
+        convolutions: of an image, in front of the hidden layers, at least one; none of a vector.
 
     Raises:
         UnsupportedSpace: an observation or action that this version or the head does not take.
@@ -98,9 +111,11 @@ class NetworkSpec:
     head: HeadKind = "q_values"
     quantization: QuantizationSpec = field(default_factory=QuantizationSpec)
     dueling: bool = False
+    convolutions: tuple[Convolution, ...] = ()
 
     def __post_init__(self) -> None:
         _check_observations(self.observations)
+        self._check_convolutions()
         _check_head(self.head, self.action, self.quantization)
         if not 1 <= len(self.hidden) <= MAX_HIDDEN_LAYERS:
             raise UsageError(f"{len(self.hidden)} hidden layers: expected 1-{MAX_HIDDEN_LAYERS}")
@@ -110,6 +125,22 @@ class NetworkSpec:
             raise UsageError(f"dueling is for q_values heads; the policy has a {self.head} head")
         if self.dueling and self.value_units < 1:
             raise UsageError("dueling halves the last hidden layer: expected at least 2 units")
+
+    def _check_convolutions(self) -> None:
+        if bool(self.convolutions) != self.sees_images:
+            raise UsageError(
+                f"{len(self.convolutions)} convolutions for observation {self.observations[0].key!r} of shape "
+                f"{self.observations[0].shape}: images need at least one, vectors take none"
+            )
+        if len(self.convolutions) > MAX_CONVOLUTIONS:
+            raise UsageError(f"{len(self.convolutions)} convolutions: expected at most {MAX_CONVOLUTIONS}")
+        if self.sees_images and self.quantization.weight_bits < 8:
+            raise UsageError(
+                f"{self.quantization.weight_bits} weight bits: kernels of convolutions have a scale per filter, and "
+                "TensorFlow's converter, which every push is checked against, knows those of 8 bits alone"
+            )
+        if self.sees_images:
+            feature_shapes(self.input_shape, self.convolutions)
 
     @property
     def in_file(self) -> NetworkSpec:
@@ -122,9 +153,24 @@ class NetworkSpec:
         return self.hidden[-1] // 2
 
     @property
+    def sees_images(self) -> bool:
+        """Whether the observation is an image, which convolutions take."""
+        return is_image(self.observations[0])
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one observation as the network sees it: an image with channels, stacked frames in the last axis."""
+        return input_shape(self.observations[0])
+
+    @property
     def observation_size(self) -> int:
         """Elements of one observation."""
-        return self.observations[0].shape[0] * self.observations[0].stack
+        return math.prod(self.input_shape)
+
+    @property
+    def normalizer_shape(self) -> tuple[int, ...]:
+        """Shape of the normaliser's offset and scale: one for all pixels, else one per element."""
+        return (1,) if self.sees_images else self.input_shape
 
     @property
     def head_units(self) -> int:
@@ -147,10 +193,14 @@ class NetworkSpec:
         return SATURATED["tanh"] if self.head == "action" else math.inf
 
     @property
-    def kernel_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Shapes ``[inputs, units]`` of all kernels, head last."""
-        widths = (self.observation_size, *self.hidden, self.head_units)
-        return tuple(itertools.pairwise(widths))
+    def kernel_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of all kernels: ``[rows, columns, channels, filters]``, then ``[inputs, units]``, head last."""
+        return kernel_shapes(self.input_shape, self.convolutions, (*self.hidden, self.head_units))
+
+    @property
+    def body_layers(self) -> int:
+        """Layers in front of the head, each with a ReLU and a range of its own."""
+        return len(self.convolutions) + len(self.hidden)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict that `from_json` reads back equal; without what is not used, as it always was."""
@@ -162,6 +212,8 @@ class NetworkSpec:
             "head": self.head,
             "quantization": vars(self.quantization),
         }
+        if self.convolutions:
+            plain["convolutions"] = [list(convolution) for convolution in self.convolutions]
         return {**plain, "dueling": True} if self.dueling else plain
 
     @classmethod
@@ -182,6 +234,9 @@ class NetworkSpec:
                 head=data["head"],
                 quantization=QuantizationSpec(**data["quantization"]),
                 dueling=data.get("dueling", False) is True,
+                convolutions=tuple(
+                    (int(filters), int(kernel), int(stride)) for filters, kernel, stride in data.get("convolutions", ())
+                ),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"network does not hold: {error}") from error
@@ -229,12 +284,64 @@ def _check_box(action: ActionSpec) -> None:
             )
 
 
+def usual_convolutions(observation: ObservationSpec) -> tuple[Convolution, ...]:
+    """Return the convolutions of an image of which nothing else is said, () of a vector: `NATURE` from 64 pixels on."""
+    if not is_image(observation):
+        return ()
+    least = min(observation.shape[:2])
+    return NATURE if least >= 64 else _SMALL if least >= 10 else _TINY
+
+
+def feature_shapes(shape: tuple[int, ...], convolutions: tuple[Convolution, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Return what each of `convolutions` gives of an image of `shape`: ``(rows, columns, filters)``.
+
+    Raises:
+        UsageError: sizes out of range, or a kernel that is larger than what it reads.
+    """
+    found = []
+    for filters, kernel, stride in convolutions:
+        if not (1 <= filters <= MAX_UNITS and 1 <= kernel <= 64 and 1 <= stride <= kernel):
+            raise UsageError(
+                f"convolution of {filters} filters, kernel {kernel}, stride {stride}: expected 1..{MAX_UNITS} filters, "
+                "a kernel of 1..64 and a stride of at most that"
+            )
+        rows, columns = ((size - kernel) // stride + 1 for size in shape[:2])
+        if min(rows, columns) < 1:
+            raise UsageError(
+                f"a convolution with a kernel of {kernel} reads {shape[0]}x{shape[1]}: it does not fit in",
+                hint="fewer or smaller convolutions; images are expected as rows, columns, channels",
+            )
+        shape = (rows, columns, filters)
+        found.append((rows, columns, filters))
+    return tuple(found)
+
+
+def kernel_shapes(
+    shape: tuple[int, ...], convolutions: tuple[Convolution, ...], units: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of all kernels of a network, see `NetworkSpec.kernel_shapes`.
+
+    Args:
+        shape: of what goes in.
+        convolutions: in front; () for none.
+        units: of each dense layer.
+
+    Raises:
+        UsageError: see `feature_shapes`.
+    """
+    reads = (shape, *feature_shapes(shape, convolutions))
+    kernels = [
+        (kernel, kernel, read[-1], filters) for read, (filters, kernel, _) in zip(reads, convolutions, strict=False)
+    ]
+    return (*kernels, *itertools.pairwise((math.prod(reads[-1]), *units)))
+
+
 def _check_observations(observations: tuple[ObservationSpec, ...]) -> None:
     if len(observations) != 1:
         raise UnsupportedSpace(f"{len(observations)} observation keys: this version takes one")
     (spec,) = observations
-    if spec.dtype not in _OBSERVATION_DTYPES or len(spec.shape) != 1 or spec.stack != 1:
+    if not is_image(spec) and (spec.dtype not in _VECTOR_DTYPES or len(spec.shape) != 1):
         raise UnsupportedSpace(
             f"observation {spec.key!r} of dtype {spec.dtype}, shape {spec.shape}, stack {spec.stack}: "
-            f"this version takes one vector of {' or '.join(_OBSERVATION_DTYPES)}"
+            f"this version takes one vector of {' or '.join(_VECTOR_DTYPES)}, or one image of uint8"
         )

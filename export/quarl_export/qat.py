@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_device.errors import NonFiniteError, PatchError, UsageError
+from quarl_export.convolution import QuantizedConvolution
 from quarl_export.dueling import DuelingHead, unfolded
 from quarl_export.ir.policy_graph import FIXED_RANGES
 from quarl_export.keras2 import keras, tf, tfmot
@@ -29,9 +31,9 @@ _Wrapper = tfmot.quantization.keras.QuantizeWrapperV2
 
 
 class QatPolicy:
-    """A dense ReLU network that computes in training what its file will compute on a device.
+    """A ReLU network that computes in training what its file will compute on a device.
 
-    ``policy.model(observation, training=...)`` maps float32 ``[batch, inputs]`` to what the head gives, float32
+    ``policy.model(observation, training=...)`` maps float32 ``[batch, *input_shape]`` to what the head gives, float32
     ``[batch, head_units]``: Q values, logits, actions within -1 and 1, or a gaussian's means. It may be called inside
     ``tf.function(jit_compile=True)`` and inside loops; ranges move only where ``training=True``. `training` must be a
     Python bool.
@@ -39,8 +41,8 @@ class QatPolicy:
     Args:
         spec: what to build.
         seed: of the initial weights.
-        normalize: give the network a normaliser (identity until `set_normalizer`); without one the graph and the
-            file hold no trace of it.
+        normalize: give the network a normaliser (identity until `set_normalizer`; of images a division by 255); without
+            one the graph and the file hold no trace of it.
 
     Attributes:
         spec: as given.
@@ -58,17 +60,14 @@ class QatPolicy:
     def __init__(self, spec: NetworkSpec, *, seed: int = 0, normalize: bool = False) -> None:
         self.spec = spec
         self.normalized = normalize
-        self._hidden = [
-            keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")
-            for index, units in enumerate(spec.hidden)
-        ]
         self._last = self._last_layer()
-        decay, rule = spec.quantization.range_decay, spec.quantization.input_range
-        bits = spec.quantization.activation_bits
+        decay, bits = spec.quantization.range_decay, spec.quantization.activation_bits
+        # Of pixels the range is known, and on its grid are exactly they.
+        rule = "nothing" if spec.sees_images else spec.quantization.input_range
         self._ranges = [RangeQuantizer(decay=decay, follow=rule)]
-        self._ranges += [RangeQuantizer(bits=bits, decay=decay) for _ in spec.hidden]
+        self._ranges += [RangeQuantizer(bits=bits, decay=decay) for _ in range(spec.body_layers)]
         self._head = RangeQuantizer(bits=16 if spec.quantization.head_output == "int16" else 8)
-        self._normalizer = NormalizeLayer(name="normalize") if normalize else None
+        self._normalizer = NormalizeLayer(spec.normalizer_shape, name="normalize") if normalize else None
         self._build()
         gaussian = spec.head == "gaussian"
         self.log_std = tf.Variable(tf.zeros(spec.head_units), name="log_std") if gaussian else None
@@ -76,7 +75,7 @@ class QatPolicy:
         if self.log_std is not None:
             self.trainable_variables.append(self.log_std)
         self.variables: list[Any] = self._arrays() + self._scalars()
-        batch = tf.TensorSpec((None, spec.observation_size), tf.float32)
+        batch = tf.TensorSpec((None, *spec.input_shape), tf.float32)
         self._extremes = tf.function(self.head_extremes, input_signature=[batch])
         self.restore(initial_snapshot(spec, seed=seed, normalized=normalize))
 
@@ -91,12 +90,12 @@ class QatPolicy:
         return dense if in_float else _Wrapper(dense, DenseQuantizeConfig(None, bits=bits))
 
     def _build(self) -> None:
-        observation = keras.Input((self.spec.observation_size,), name="observation")
+        observation = keras.Input(self.spec.input_shape, name="observation")
         tensor = observation if self._normalizer is None else self._normalizer(observation)
         tensor = RangeLayer(self._ranges[0], name="input")(tensor)
         quantization = self.spec.quantization
-        for dense, activation in zip(self._hidden, self._ranges[1:], strict=True):
-            tensor = _Wrapper(dense, DenseQuantizeConfig(activation, bits=quantization.weight_bits))(tensor)
+        for layer in self._body():
+            tensor = layer(tensor)
         in_float, tensor = quantization.head_output == "float32", self._last(tensor)
         self.linear_model = self.model = keras.Model(observation, tensor, name="policy")
         gridded = RangeLayer(self._head, name="head")(tensor)
@@ -108,6 +107,18 @@ class QatPolicy:
             if not in_float:
                 exported = FixedRangeLayer(*FIXED_RANGES["tanh"], name="kernel_range")(exported)
         self.export_model = keras.Model(observation, exported, name="policy_export")
+
+    def _body(self) -> Iterator[Any]:
+        """Yield the layers between input and head."""
+        spec, bits, ranges = self.spec, self.spec.quantization.weight_bits, iter(self._ranges[1:])
+        for index, (filters, size, stride) in enumerate(spec.convolutions):
+            name = f"convolution_{index}"
+            yield QuantizedConvolution(filters, size, stride, activation=next(ranges), bits=bits, name=name)
+        if spec.convolutions:
+            yield keras.layers.Flatten(name="flatten")
+        for index, units in enumerate(spec.hidden):
+            dense = keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")
+            yield _Wrapper(dense, DenseQuantizeConfig(next(ranges), bits=bits))
 
     def _arrays(self) -> list[Any]:
         arrays = list(self.trainable_variables)
@@ -181,7 +192,7 @@ class QatPolicy:
             mine.assign(theirs)
 
     def set_normalizer(self, offset: ArrayLike, scale: ArrayLike) -> None:
-        """Normalise observations as ``(observation - offset) * scale``, float32 ``[inputs]`` each.
+        """Normalise observations as ``(observation - offset) * scale``, float32 ``[inputs]`` each, ``[1]`` of images.
 
         Raises:
             UsageError: the policy was built without a normaliser, or a shape is wrong.
@@ -197,10 +208,11 @@ class QatPolicy:
                 raise NonFiniteError("normaliser holds NaN or Inf")
             variable.assign(array)
 
-    def calibrate(self, observations: NDArray[np.float32]) -> None:
-        """Warm-start all ranges from `observations`, float32 ``[batch, inputs]``, without training."""
-        self.model(tf.constant(observations, tf.float32), training=True)
-        self.update_head_range(tf.constant(observations, tf.float32))
+    def calibrate(self, observations: NDArray[Any]) -> None:
+        """Warm-start all ranges from `observations`, ``[batch, *input_shape]``, without training."""
+        seen = _as_floats(observations)
+        self.model(seen, training=True)
+        self.update_head_range(seen)
 
     @property
     def head_range(self) -> tuple[float, float]:
@@ -220,16 +232,16 @@ class QatPolicy:
         self._head.minimum.assign(low)
         self._head.maximum.assign(min(max(float(high), 0.0, low + MIN_ACTIVATION_RANGE), limit))
 
-    def head_range_from(self, observations: NDArray[np.float32]) -> tuple[float, float]:
+    def head_range_from(self, observations: NDArray[Any]) -> tuple[float, float]:
         """Set the head's range from recent `observations`, with its margin, and return it.
 
         Args:
-            observations: float32 ``[any, inputs]``, best the same number each time.
+            observations: ``[any, *input_shape]``, best the same number each time.
 
         Raises:
             NonFiniteError: the network's outputs are NaN or Inf.
         """
-        low, high = self._extremes(tf.constant(observations, tf.float32))
+        low, high = self._extremes(_as_floats(observations))
         self.set_head_range(float(low.numpy()), float(high.numpy()))
         return self.head_range
 
@@ -257,6 +269,10 @@ class QatPolicy:
         if math.isfinite(limit):
             low, high = tf.maximum(low, -limit), tf.minimum(high, limit)
         return low, tf.maximum(high, low + MIN_ACTIVATION_RANGE)
+
+
+def _as_floats(observations: NDArray[Any]) -> Any:
+    return tf.constant(np.asarray(observations, np.float32))
 
 
 def _in_numpy(array: Any) -> NDArray[np.float32]:

@@ -28,10 +28,22 @@ def spec_options(spec: NetworkSpec) -> QuantizationOptions:
 
 
 def spec_graph(spec: NetworkSpec) -> PolicyGraph:
-    """Return the network of `spec` behind its normaliser: "hidden_<n>", "relu_<n>" and, last, the head."""
+    """Return the network of `spec` behind its normaliser.
+
+    Its layers are "convolution_<n>" and "convolution_relu_<n>", then "flatten", where it sees images, "hidden_<n>" and
+    "relu_<n>" and, last, the head.
+    """
     key = spec.observations[0].key
     layers: list[Layer] = []
     source = key
+    for index, (_, _, stride) in enumerate(spec.convolutions):
+        name, strides = f"convolution_{index}", {"strides": (stride, stride)}
+        layers.append(Layer(name=name, kind="conv2d", inputs=(source,), settings=strides))
+        source = f"convolution_relu_{index}"
+        layers.append(Layer(name=source, kind="relu", inputs=(name,)))
+    if spec.convolutions:
+        layers.append(Layer(name="flatten", kind="flatten", inputs=(source,)))
+        source = "flatten"
     for index in range(len(spec.hidden)):
         layers.append(Layer(name=f"hidden_{index}", kind="dense", inputs=(source,)))
         source = f"relu_{index}"
@@ -40,9 +52,9 @@ def spec_graph(spec: NetworkSpec) -> PolicyGraph:
     if spec.head == "action":
         layers.append(Layer(name=spec.role, kind="tanh", inputs=(spec.head_layer,)))
     shapes: dict[str, Shape] = {}
-    for name, shape in zip(dense_names(spec), spec.kernel_shapes, strict=True):
+    for name, shape in zip(layer_names(spec), spec.kernel_shapes, strict=True):
         shapes |= {f"{name}/kernel": shape, f"{name}/bias": shape[-1:]}
-    inputs = (GraphInput(key=key, shape=(spec.observation_size,)),)
+    inputs = (GraphInput(key=key, shape=spec.input_shape),)
     return PolicyGraph(inputs=inputs, layers=tuple(layers), outputs={spec.role: spec.role}, weight_shapes=shapes)
 
 
@@ -51,23 +63,30 @@ def spec_plan(spec: NetworkSpec) -> RangePlan:
     return RangePlan(graph=spec_graph(spec), options=spec_options(spec))
 
 
-def dense_names(spec: NetworkSpec) -> list[str]:
-    """Return the names of the dense layers, in the order of a snapshot's kernels."""
-    return [*(f"hidden_{index}" for index in range(len(spec.hidden))), spec.head_layer]
+def layer_names(spec: NetworkSpec) -> list[str]:
+    """Return the names of the layers with weights, in the order of a snapshot's kernels."""
+    convolutions = (f"convolution_{index}" for index in range(len(spec.convolutions)))
+    return [*convolutions, *(f"hidden_{index}" for index in range(len(spec.hidden))), spec.head_layer]
+
+
+def _site_names(spec: NetworkSpec) -> list[str]:
+    """Return the sites in the order of a snapshot's ranges, the head's last."""
+    convolutions = (f"convolution_relu_{index}" for index in range(len(spec.convolutions)))
+    hidden = (f"relu_{index}" for index in range(len(spec.hidden)))
+    return [spec.observations[0].key, *convolutions, *hidden, spec.head_layer]
 
 
 def snapshot_values(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicyValues:
     """Return `snapshot` as the values of `spec_graph`; arrays are not copied."""
     weights = {}
-    for name, kernel, bias in zip(dense_names(spec), snapshot.kernels, snapshot.biases, strict=True):
+    for name, kernel, bias in zip(layer_names(spec), snapshot.kernels, snapshot.biases, strict=True):
         weights[f"{name}/kernel"], weights[f"{name}/bias"] = kernel, bias
     key = spec.observations[0].key
-    sites = [key, *(f"relu_{index}" for index in range(len(spec.hidden))), spec.head_layer]
     found = [*snapshot.ranges.tolist(), snapshot.head_range.tolist()]
     normalizer = {}
     if snapshot.offset is not None and snapshot.scale is not None:
         normalizer[key] = (snapshot.offset, snapshot.scale)
-    ranges = {site: (low, high) for site, (low, high) in zip(sites, found, strict=True)}
+    ranges = {site: (low, high) for site, (low, high) in zip(_site_names(spec), found, strict=True)}
     return PolicyValues(weights=weights, ranges=ranges, normalizer=normalizer)
 
 
@@ -76,7 +95,7 @@ def values_snapshot(spec: NetworkSpec, values: PolicyValues) -> PolicySnapshot:
 
     A gaussian's log_std is no value of the graph: it is 0 in the snapshot.
     """
-    names = dense_names(spec)
+    names = layer_names(spec)
     ranges = np.array([limits for site, limits in values.ranges.items() if site != spec.head_layer], np.float32)
     offset, scale = values.normalizer.get(spec.observations[0].key, (None, None))
     return PolicySnapshot(
@@ -102,4 +121,4 @@ def range_quantizations(snapshot: PolicySnapshot) -> list[Quantization]:
 
 def normalizer_shapes(spec: NetworkSpec, *, normalized: bool) -> dict[str, tuple[int, ...]]:
     """Return the shape of offset and scale by observation key."""
-    return {spec.observations[0].key: (spec.observation_size,)} if normalized else {}
+    return {spec.observations[0].key: spec.normalizer_shape} if normalized else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from quarl_export.arithmetic import wide_low, widened_limit, widened_low
+from quarl_export.arithmetic import MIN_CHANNEL_LIMIT, wide_low, widened_limit, widened_low
 from quarl_export.keras2 import keras, tf, tfmot
 
 # Below these a layer is constant for all that int8 can tell; without a floor scales underflow and biases overflow.
@@ -18,17 +18,19 @@ MIN_ACTIVATION_RANGE = 1e-3
 
 
 class WeightQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ignore[misc]
-    """`bits` bits in int8, symmetric, per tensor, over the range of the weights as they are now.
+    """`bits` bits in int8, symmetric, over the range of the weights as they are now.
 
     In training the gradient passes straight through: the fake quant's own gradient would stop at the largest weight
     whenever the rounded range falls a hair short of it.
 
     Args:
         bits: 2-8.
+        per_channel: a range for each filter, in the last axis, as files have convolutions; else one of all weights.
     """
 
-    def __init__(self, *, bits: int = 8) -> None:
+    def __init__(self, *, bits: int = 8, per_channel: bool = False) -> None:
         self.bits = bits
+        self.per_channel = per_channel
 
     def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
         """No variables: nothing can lag."""
@@ -36,15 +38,25 @@ class WeightQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: i
 
     def __call__(self, inputs: Any, training: bool, weights: Any, **kwargs: Any) -> Any:
         """Return `inputs`, a kernel of any shape, on the int8 grid of its own range."""
-        largest = tf.stop_gradient(tf.maximum(tf.reduce_max(tf.abs(inputs)), MIN_WEIGHT_RANGE))
-        limit = widened_limit(largest, self.bits)
-        quantized = tf.quantization.fake_quant_with_min_max_vars(inputs, -limit, limit, num_bits=8, narrow_range=True)
+        quantized = self._per_channel(inputs) if self.per_channel else self._whole(inputs)
         # The converter must see the fake quant itself, so only training gets the detour.
         return inputs + tf.stop_gradient(quantized - inputs) if training else quantized
 
+    def _whole(self, inputs: Any) -> Any:
+        largest = tf.stop_gradient(tf.maximum(tf.reduce_max(tf.abs(inputs)), MIN_WEIGHT_RANGE))
+        limit = widened_limit(largest, self.bits)
+        return tf.quantization.fake_quant_with_min_max_vars(inputs, -limit, limit, num_bits=8, narrow_range=True)
+
+    def _per_channel(self, inputs: Any) -> Any:
+        largest = tf.reduce_max(tf.abs(inputs), axis=list(range(len(inputs.shape) - 1)))
+        limit = widened_limit(tf.stop_gradient(tf.maximum(largest, MIN_CHANNEL_LIMIT)), self.bits)
+        return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+            inputs, -limit, limit, num_bits=8, narrow_range=True
+        )
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"bits": self.bits}
+        return {"bits": self.bits, "per_channel": self.per_channel}
 
 
 class RangeQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ignore[misc]
@@ -53,13 +65,15 @@ class RangeQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ig
     Args:
         bits: 2-8 or 16; fewer than 8 are for a ReLU's output, which has no negative values.
         decay: of the debiased moving average; the first batch is taken as it is.
-        follow: "average", or "peak": open at once to a new extreme, close by the average.
+        follow: "average"; "peak": open at once to a new extreme, close by the average; or "nothing": it stays as it is.
 
     Attributes:
         minimum, maximum, updates: its variables, float32 scalars, after `build`.
     """
 
-    def __init__(self, *, bits: int = 8, decay: float = 0.99, follow: Literal["average", "peak"] = "average") -> None:
+    def __init__(
+        self, *, bits: int = 8, decay: float = 0.99, follow: Literal["average", "peak", "nothing"] = "average"
+    ) -> None:
         self.bits = bits
         self.decay = decay
         self.follow = follow
@@ -76,7 +90,8 @@ class RangeQuantizer(tfmot.quantization.keras.quantizers.Quantizer):  # type: ig
 
     def __call__(self, inputs: Any, training: bool, weights: dict[str, Any], **kwargs: Any) -> Any:
         """Return `inputs`, float32 of any shape, on the int8 grid of the range, which moves first if `training`."""
-        low, high = self._follow(inputs, weights) if training else (weights["min_var"], weights["max_var"])
+        moves = training and self.follow != "nothing"
+        low, high = self._follow(inputs, weights) if moves else (weights["min_var"], weights["max_var"])
         if self.bits == 16:
             high = tf.maximum(high, -low)
             low = wide_low(high)
@@ -172,15 +187,23 @@ class FixedRangeLayer(keras.layers.Layer):  # type: ignore[misc]
 
 
 class NormalizeLayer(keras.layers.Layer):  # type: ignore[misc]
-    """``(x - offset) * scale`` in float, before the input is quantized; not trained."""
+    """``(x - offset) * scale`` in float, before the input is quantized; not trained.
+
+    Args:
+        shape: of offset and scale, which one observation is broadcast with.
+    """
+
+    def __init__(self, shape: tuple[int, ...], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._constants_shape = shape
 
     def build(self, input_shape: Any) -> None:
-        """Make offset and scale, ``[inputs]`` each."""
-        size = (int(input_shape[-1]),)
-        self.offset = self.add_weight("offset", shape=size, initializer="zeros", trainable=False)
-        self.scale = self.add_weight("scale", shape=size, initializer="ones", trainable=False)
+        """Make offset and scale."""
+        shape = self._constants_shape
+        self.offset = self.add_weight("offset", shape=shape, initializer="zeros", trainable=False)
+        self.scale = self.add_weight("scale", shape=shape, initializer="ones", trainable=False)
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        """Return the normalised observations, float32 ``[batch, inputs]``."""
+        """Return the normalised observations, float32 ``[batch, *shape]``."""
         return (inputs - self.offset) * self.scale

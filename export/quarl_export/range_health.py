@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_export.ir.layers import Layer
+from quarl_export.ir.reference import run_layer
+from quarl_export.networks import Convolution
 from quarl_export.quantizers import MIN_ACTIVATION_RANGE
 from quarl_export.snapshot import PolicySnapshot
-
-Float32 = NDArray[np.float32]
 
 MAX_BITS_LOST = 3.0
 # Ranges are float32, in which the narrowest one is a little wider than it is in Python.
@@ -45,17 +46,20 @@ class RangeHealth:
         return not self.faults
 
 
-def range_health(snapshot: PolicySnapshot, observations: Float32) -> RangeHealth:
+def range_health(
+    snapshot: PolicySnapshot, observations: NDArray[Any], *, convolutions: tuple[Convolution, ...] = ()
+) -> RangeHealth:
     """Judge the ranges of `snapshot`.
 
     Args:
         snapshot: a network in training.
-        observations: float32 ``[rows, inputs]``, recent, as the environment gives them.
+        observations: ``[rows, *input_shape]``, recent, as the environment gives them, stacked.
+        convolutions: of the network.
     """
     lost, clipped, faults = 0.0, 0.0, []
-    for site, values in enumerate(_site_values(snapshot, observations)):
+    for site, values in enumerate(_site_values(snapshot, observations, convolutions)):
         low, high = snapshot.ranges[site].tolist()
-        name = "the input" if site == 0 else f"hidden layer {site}"
+        name = _site_name(site, len(convolutions))
         if snapshot.range_updates[site] == 0:
             faults.append(f"the range of {name} was never set")
             continue
@@ -73,14 +77,27 @@ def range_health(snapshot: PolicySnapshot, observations: Float32) -> RangeHealth
     return RangeHealth(bits_lost=lost, clipped_share=clipped, faults=tuple(faults))
 
 
-def _site_values(snapshot: PolicySnapshot, observations: Float32) -> list[Float32]:
-    """Return what flows through every site: the normalised input, then each hidden layer's output."""
+def _site_name(site: int, convolutions: int) -> str:
+    if site == 0:
+        return "the input"
+    return f"convolution {site}" if site <= convolutions else f"hidden layer {site - convolutions}"
+
+
+def _site_values(
+    snapshot: PolicySnapshot, observations: NDArray[Any], convolutions: tuple[Convolution, ...]
+) -> list[NDArray[Any]]:
+    """Return what flows through every site: the normalised input, then the output of each layer before the head."""
     values = observations
     if snapshot.offset is not None and snapshot.scale is not None:
         values = (values - snapshot.offset) * snapshot.scale
     sites = [values]
-    for kernel, bias in zip(snapshot.kernels[:-1], snapshot.biases[:-1], strict=True):
-        values = np.maximum(values @ kernel + bias, np.float32(0))
+    for index, (kernel, bias) in enumerate(zip(snapshot.kernels[:-1], snapshot.biases[:-1], strict=True)):
+        if index < len(convolutions):
+            stride = convolutions[index][2]
+            layer = Layer(name="", kind="conv2d", inputs=("",), settings={"strides": (stride, stride)})
+            values = np.maximum(run_layer(layer, [values], [kernel, bias]), np.float32(0))
+        else:
+            values = np.maximum(values.reshape(len(values), -1) @ kernel + bias, np.float32(0))
         sites.append(values)
     return sites
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ START_RANGE = 6.0
 # Half width of the head's first weights: what the first policies do is next to nothing, beside the noise they act with.
 HEAD_INIT = 0.03
 _QUIET_HEAD_INIT = 0.003
+PIXEL_SCALE = 1 / 255
+"""What the normaliser of images multiplies pixels with."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,14 +30,15 @@ class PolicySnapshot:
     """One moment of a policy. All arrays are float32 and are not written to.
 
     Attributes:
-        kernels: ``[inputs, units]`` of each dense layer, head last; of a dueling one what it adds up to.
-        biases: ``[units]`` of each dense layer, head last.
-        ranges: ``[sites, 2]``, (minimum, maximum) at the network's input and after each hidden layer.
+        kernels: of each layer: ``[rows, columns, channels, filters]`` of convolutions, then ``[inputs, units]``, head
+            last; of a dueling one what it adds up to.
+        biases: ``[filters]`` or ``[units]`` of each layer, head last.
+        ranges: ``[sites, 2]``, (minimum, maximum) at the network's input and after each layer in front of the head.
         range_updates: ``[sites]``, training calls that each range has seen.
         head_range: ``[2]``, range of what the last dense layer gives in the file.
         log_std: ``[elements]``, of a gaussian head; `None` for any other.
-        offset: ``[inputs]`` of the normaliser, `None` where the policy has none.
-        scale: ``[inputs]`` of the normaliser, `None` where the policy has none.
+        offset: ``[inputs]`` of the normaliser, ``[1]`` for images; `None` where the policy has none.
+        scale: likewise.
     """
 
     kernels: tuple[Float32, ...]
@@ -111,20 +115,22 @@ class PolicySnapshot:
 
 def expected_shapes(spec: NetworkSpec, *, normalized: bool) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every array in a snapshot of `spec`."""
-    sites = 1 + len(spec.hidden)
+    sites = 1 + spec.body_layers
     shapes: dict[str, tuple[int, ...]] = {"ranges": (sites, 2), "range_updates": (sites,), "head_range": (2,)}
-    for index, (inputs, units) in enumerate(spec.kernel_shapes):
-        shapes[f"kernel_{index}"] = (inputs, units)
-        shapes[f"bias_{index}"] = (units,)
+    for index, shape in enumerate(spec.kernel_shapes):
+        shapes[f"kernel_{index}"] = shape
+        shapes[f"bias_{index}"] = shape[-1:]
     if spec.head == "gaussian":
         shapes["log_std"] = (spec.head_units,)
     if normalized:
-        shapes["offset"] = shapes["scale"] = (spec.observation_size,)
+        shapes["offset"] = shapes["scale"] = spec.normalizer_shape
     return shapes
 
 
 def initial_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) -> PolicySnapshot:
     """Return an untrained policy: He-uniform kernels, a nearly silent head, zero biases, identity normaliser.
+
+    The normaliser of images divides pixels by 255, and their range is from 0 to 1 for good: no pixel is rounded.
 
     A head that starts near zero gives every action about the same value, and a box the middle of its bounds, so the
     first pushes act without a bias. A gaussian's standard deviation starts at half the box.
@@ -134,24 +140,28 @@ def initial_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) 
     rng = np.random.default_rng(seed)
     kernels = []
     head_init = HEAD_INIT if spec.head == "q_values" else _QUIET_HEAD_INIT
-    for layer, (inputs, units) in enumerate(spec.kernel_shapes):
-        limit = head_init if layer == len(spec.hidden) else np.sqrt(6.0 / inputs)
-        kernels.append(rng.uniform(-limit, limit, (inputs, units)).astype(np.float32))
+    for layer, shape in enumerate(spec.kernel_shapes):
+        limit = head_init if layer == spec.body_layers else np.sqrt(6.0 / math.prod(shape[:-1]))
+        kernels.append(rng.uniform(-limit, limit, shape).astype(np.float32))
     if spec.dueling:
         kernels[-1] = _dueling(kernels[-1], value_units=spec.value_units)
-    sites = 1 + len(spec.hidden)
+    sites = 1 + spec.body_layers
     ranges = np.tile(np.array([0.0, START_RANGE], np.float32), (sites, 1))
-    ranges[0, 0] = -START_RANGE
+    ranges[0] = (0.0, 1.0) if spec.sees_images else (-START_RANGE, START_RANGE)
+    updates = np.zeros(sites, np.float32)
+    updates[0] = float(spec.sees_images)
     head_limit = min(START_RANGE, spec.head_limit)
     return PolicySnapshot(
         kernels=tuple(kernels),
-        biases=tuple(np.zeros(units, np.float32) for _, units in spec.kernel_shapes),
+        biases=tuple(np.zeros(shape[-1], np.float32) for shape in spec.kernel_shapes),
         ranges=ranges,
-        range_updates=np.zeros(sites, np.float32),
+        range_updates=updates,
         head_range=np.array([-head_limit, head_limit], np.float32),
         log_std=np.zeros(spec.head_units, np.float32) if spec.head == "gaussian" else None,
-        offset=np.zeros(spec.observation_size, np.float32) if normalized else None,
-        scale=np.ones(spec.observation_size, np.float32) if normalized else None,
+        offset=np.zeros(spec.normalizer_shape, np.float32) if normalized else None,
+        scale=np.full(spec.normalizer_shape, PIXEL_SCALE if spec.sees_images else 1.0, np.float32)
+        if normalized
+        else None,
     )
 
 

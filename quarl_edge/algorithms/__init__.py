@@ -30,11 +30,13 @@ class AlgorithmInfo:
         config: its class of configurations.
         heads: head of the policy by kind of action space; a space that is not named is refused.
         build: makes the algorithm of a configuration and a fresh policy.
+        images: whether its networks see images.
     """
 
     config: type[TrainConfig]
     heads: Mapping[str, HeadKind]
     build: Callable[[Any, QatPolicy], Algorithm]
+    images: bool = False
 
     @property
     def name(self) -> str:
@@ -75,11 +77,11 @@ def _ppo(config: PpoConfig, policy: QatPolicy) -> Algorithm:
 ALGORITHMS: Mapping[str, AlgorithmInfo] = {
     info.name: info
     for info in (
-        AlgorithmInfo(config=DqnConfig, heads={"discrete": "q_values"}, build=_dqn),
+        AlgorithmInfo(config=DqnConfig, heads={"discrete": "q_values"}, build=_dqn, images=True),
         AlgorithmInfo(config=D4pgConfig, heads={"box": "action"}, build=_d4pg),
         AlgorithmInfo(config=DdpgConfig, heads={"box": "action"}, build=_ddpg),
-        AlgorithmInfo(config=PpoConfig, heads={"discrete": "logits", "box": "gaussian"}, build=_ppo),
-        AlgorithmInfo(config=A2cConfig, heads={"discrete": "logits", "box": "gaussian"}, build=_a2c),
+        AlgorithmInfo(config=PpoConfig, heads={"discrete": "logits", "box": "gaussian"}, build=_ppo, images=True),
+        AlgorithmInfo(config=A2cConfig, heads={"discrete": "logits", "box": "gaussian"}, build=_a2c, images=True),
     )
 }
 

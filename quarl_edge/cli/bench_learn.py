@@ -30,6 +30,9 @@ def learn(
     hidden: Annotated[str, typer.Option(help="Sizes of the hidden layers of every network, with commas.")] = _HIDDEN,
     batch: Annotated[int, typer.Option(help="Transitions per gradient step.", min=1, max=MAX_ENVS)] = 64,
     rounds: Annotated[int, typer.Option(help="Of 32 gradient steps in each of four ways.", min=1, max=10_000)] = 15,
+    pixels: Annotated[
+        bool, typer.Option("--pixels", help="Four stacked 84x84 frames, through Mnih et al. 2015's convolutions.")
+    ] = False,
     output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.TEXT,
 ) -> None:
     """Time each algorithm's gradient step: 32 fused in a call beside one a call, with QAT and without, in turns.
@@ -41,9 +44,10 @@ def learn(
       quarl-edge bench learn
       quarl-edge bench learn --algorithm dqn --algorithm ppo --hidden 64,64 --format json
       quarl-edge bench learn --batch 256 --rounds 50 --format json
+      quarl-edge bench learn --pixels --hidden 512 --batch 32 --rounds 2
     """
     sizes = sizes_of(hidden)
-    names = list(dict.fromkeys(algorithm_info(name).name for name in algorithm or ALGORITHMS))
+    names = list(dict.fromkeys(algorithm_info(name).name for name in algorithm or _seeing(pixels)))
     require_learner("bench")
     rows: list[dict[str, Any]] = []
     with quit_at_interrupt():
@@ -57,6 +61,7 @@ def learn(
                 hidden=sizes,
                 batch=batch,
                 rounds=rounds,
+                pixels=pixels,
                 progress=lambda made, done=done: bar.advance(done + made),  # type: ignore[misc]
             )
             rows += [asdict(row) for row in found]
@@ -115,6 +120,10 @@ def actors(
         write_line(_circumstances_line(told))
     if len(bench.faults) == len(rows):
         raise bench.faults[0]
+
+
+def _seeing(pixels: bool) -> list[str]:
+    return [name for name, info in ALGORITHMS.items() if info.images or not pixels]
 
 
 def _counts(text: str) -> list[int]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from quarl_device import __version__
+from quarl_device.environments import bare_name
+from quarl_device.environments.atari import is_atari
 from quarl_device.errors import UsageError
 from quarl_edge.config import fields
 from quarl_edge.config.fields import choice, spec
@@ -17,6 +20,21 @@ CONFIG_SCHEMA = 1
 _STARTS_APART = 10_000
 HEAD_OUTPUTS = ("int8", "float32", "int16")
 RUNTIMES = ("litert", "tflite-2.14")
+
+
+def parse_convolution(text: str) -> tuple[int, int, int]:
+    """Read "32x8/4" as filters, rows and columns of the kernel, and stride.
+
+    Raises:
+        UsageError: it is no such text.
+    """
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,2})/(\d{1,2})", text)
+    if found is None:
+        raise UsageError(
+            f"convolutions: {text[:80]!r} is no filters x kernel / stride", hint="--set convolutions=32x8/4,64x4/2"
+        )
+    filters, kernel, stride = map(int, found.groups())
+    return filters, kernel, stride
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +51,9 @@ class TrainConfig:
         block_steps: rows per block of experience, cut to fit the block cap.
         steps: budget of environment steps.
         hidden: sizes of the hidden layers of the policy.
+        convolutions: of images, in front of `hidden`: "32x8/4" is 32 filters of 8x8, 4 pixels apart; `None`: those of
+            Mnih et al. 2015 from 64 pixels on, fewer of smaller images.
+        stack: last frames that the policy sees at once; `None`: 4 of the ALE's games, else 1.
         learning_rate: of Adam, of the policy.
         adam_epsilon: of Adam.
         updates_per_call: K, gradient steps fused into one call.
@@ -77,6 +98,8 @@ class TrainConfig:
     block_steps: int = spec(256, 1, 65_535)
     steps: int = spec(100_000, 1, 10**12)
     hidden: tuple[int, ...] = field(default=(256, 256), metadata={"low": 1, "high": 8_192, "above": False})
+    convolutions: tuple[str, ...] | None = None
+    stack: int | None = spec(None, 1, 16)
     learning_rate: float = spec(5e-4, 0, 1, above=True)
     adam_epsilon: float = spec(1e-7, 0, 1, above=True)
     updates_per_call: int = spec(32, 1, 100_000)
@@ -121,6 +144,8 @@ class TrainConfig:
             raise UsageError(f"algorithm = {self.algorithm[:80]!r}: these are hyperparameters of {self.NAME!r}")
         if not 1 <= len(self.hidden) <= 16:
             raise UsageError(f"hidden = {self.hidden}: expected 1..16 layers")
+        for text in self.convolutions or ():
+            parse_convolution(text)
         self._check_lockstep()
         self._check_normalization()
         self.check_kernels(self.runtime)
@@ -172,6 +197,11 @@ class TrainConfig:
     def confirm_seed(self) -> int:
         """The first start seed of confirmations: of files that were judged to reach the goal."""
         return self.evaluate_seed + 2 * _STARTS_APART
+
+    @property
+    def frames_stacked(self) -> int:
+        """Last frames that the policy sees at once."""
+        return self.stack or (4 if is_atari(bare_name(self.env_id)) else 1)
 
     @property
     def centers_q(self) -> bool:

@@ -6,6 +6,8 @@ from quarl_edge.replay.experience import Experience
 from quarl_export.qat import QatPolicy
 
 OBSERVATIONS = 256
+IMAGES = 64
+"""Convolutions take a hundred times as long for each."""
 
 
 def fit_head_range(policy: QatPolicy, experience: Experience, *, in_rounds: bool) -> None:
@@ -21,8 +23,9 @@ def fit_head_range(policy: QatPolicy, experience: Experience, *, in_rounds: bool
         experience: gives the observations; with too few of them the range stays as it is.
         in_rounds: a short round is all that there is, where a replay soon holds more.
     """
-    if len(experience) < (1 if in_rounds else OBSERVATIONS):
+    count = IMAGES if policy.spec.sees_images else OBSERVATIONS
+    if len(experience) < (1 if in_rounds else count):
         return
     largest_counts = policy.spec.head == "q_values"
     observations = experience.recent_observations if largest_counts else experience.spread_observations
-    policy.head_range_from(observations(OBSERVATIONS))
+    policy.head_range_from(observations(count))

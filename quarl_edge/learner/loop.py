@@ -45,7 +45,7 @@ class TrainingLoop:
         self._parts = parts
         self._progression = progression
         self._config = parts.config
-        self._gate = PushGate(parts.experience)
+        self._gate = PushGate(parts.experience, parts.algorithm.policy.spec.convolutions)
         self._account = SessionAccount(parts, progression, self._gate)
         self._in_rounds = isinstance(parts.config, RolloutConfig)
         self._last_publish_s = 0.0

@@ -3,11 +3,12 @@
 A TFLite input has one scale for all of its dimensions, so a pole angle of ±0.2 beside velocities of ±3 would get 16
 of 256 levels. The normaliser brings every dimension to about ±1 before the input is quantized. Extremes do that, and
 not standard deviations: the one scale must hold the longest tail, so a dimension with an extreme of 20 deviations would
-take the levels of all others.
+take the levels of all others. Pixels are of one size: they are divided by 255 from the beginning (`initial_snapshot`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from quarl_device.contract import ObservationSpec
 from quarl_device.errors import CheckpointError
+from quarl_device.frame_stack import input_shape, is_image
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.replay.experience import Experience
@@ -51,7 +53,8 @@ def to_unit_range(low: NDArray[Any], high: NDArray[Any], spec: ObservationSpec) 
 def _half_of_bounds(spec: ObservationSpec, size: int) -> NDArray[np.float64]:
     if spec.low is None or spec.high is None:
         return np.ones(size)
-    width = np.broadcast_to(np.subtract(spec.high, spec.low, dtype=np.float64) / 2, (size,))
+    # Of stacked frames it is the same in each.
+    width = np.resize(np.subtract(spec.high, spec.low, dtype=np.float64) / 2, (size,))
     return np.where((width > _CONSTANT) & np.isfinite(width), width, 1.0)
 
 
@@ -118,29 +121,33 @@ class ObservationNormalizer:
     def __init__(self, config: TrainConfig, spec: ObservationSpec) -> None:
         self._spec = spec
         self._given = _given(config)
-        self._range = RunningRange(spec.shape[0])
+        self._follows = self._given is None and not is_image(spec)
+        self._range = RunningRange(math.prod(input_shape(spec)) if self._follows else 0)
         self._seen = 0
         self._constants: Constants | None = None
 
     def begin(self, algorithm: Algorithm, played: NDArray[Any]) -> None:
-        """Set the first constants: those given, or the range of `played`, float[count, n], observed in random play."""
+        """Set the first constants: those given, or the range of `played`, float[count, n], observed in random play.
+
+        Those of images are there already.
+        """
         if self._given is not None:
             algorithm.set_normalizer(*self._given)
-            return
-        self._range.add(played)
-        self._set(algorithm)
+        elif self._follows:
+            self._range.add(played)
+            self._set(algorithm)
 
     def follow(self, experience: Experience, algorithm: Algorithm) -> bool:
         """Heed what was observed since the last call; returns whether the constants changed."""
-        if self._given is not None:
+        if not self._follows:
             return False
         self._seen, observations = experience.observations_since(self._seen)
         self._range.add(observations)
         return self._set(algorithm)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what a checkpoint keeps beside the networks' own constants, {} where these are given."""
-        return {} if self._given is not None else {**self._range.arrays(), "seen": np.array(self._seen)}
+        """Return what a checkpoint keeps beside the networks' own constants, {} where these do not change."""
+        return {} if not self._follows else {**self._range.arrays(), "seen": np.array(self._seen)}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Go on from what `arrays` returned; the networks' constants are restored with them.

@@ -20,7 +20,7 @@ from quarl_device.wire.push import Exploration
 from quarl_edge.config import RolloutConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
-from quarl_edge.learner.networks import FloatNetwork
+from quarl_edge.learner.networks import FloatNetwork, compiles_well
 from quarl_edge.replay.rollouts import Rollout
 from quarl_export.qat import QatPolicy
 
@@ -44,13 +44,17 @@ class OnPolicyActorCritic(ABC):
         if self._log_std is not None:
             self._log_std.assign(tf.fill(self._log_std.shape, float(log_std)))
         self._value = FloatNetwork(
-            policy.spec.observation_size, hidden=config.value_hidden, outputs=1, seed=config.seed + _VALUE_SEED
+            policy.spec.input_shape,
+            convolutions=policy.spec.convolutions,
+            hidden=config.value_hidden,
+            outputs=1,
+            seed=config.seed + _VALUE_SEED,
         )
         self._policy_optimizer = _adam(config.learning_rate, config, policy.trainable_variables)
         self._value_optimizer = _adam(config.value_learning_rate, config, self._value.trainable_variables)
         self._rng = np.random.Generator(np.random.PCG64(config.seed))
-        self._advantages = tf.function(self._examine, jit_compile=True)
-        self._fused = tf.function(self._run, jit_compile=True)
+        self._advantages = tf.function(self._examine, jit_compile=compiles_well(policy.spec))
+        self._fused = tf.function(self._run, jit_compile=compiles_well(policy.spec))
 
     @abstractmethod
     def policy_loss(self, log_prob: Tensor, acted_log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -65,9 +69,9 @@ class OnPolicyActorCritic(ABC):
         """
         before, config, spec = self.arrays(), self._config, self.policy.spec
         lead = (config.round_steps, (config.round_actors or config.actors) * config.envs_per_actor)
-        seen, action = spec.observations[0], spec.action
+        action = spec.action
         observation, zeros, never = (
-            np.zeros((*lead, *seen.shape), seen.dtype),
+            np.zeros((*lead, *spec.input_shape), spec.observations[0].dtype),
             np.zeros(lead, np.float32),
             np.zeros(lead, bool),
         )
@@ -159,7 +163,7 @@ class OnPolicyActorCritic(ABC):
         return tf.reshape(advantage, (-1,)), tf.reshape(advantage + value, (-1,))
 
     def _value_of(self, observation: Tensor, like: Tensor) -> Tensor:
-        flat = tf.reshape(tf.cast(observation, tf.float32), (-1, self.policy.spec.observation_size))
+        flat = tf.reshape(tf.cast(observation, tf.float32), (-1, *self.policy.spec.input_shape))
         return tf.reshape(self._value(flat)[:, 0], tf.shape(like))
 
     def _run(

@@ -37,6 +37,7 @@ from quarl_edge.learner.stop import AskedToStop, StopSignal
 from quarl_edge.local.actors import ActorProcesses
 from quarl_edge.local.evaluator import Evaluator
 from quarl_edge.progress import Progress
+from quarl_edge.replay.stacking import as_seen
 from quarl_edge.runs import RunDirectory
 from quarl_edge.task import look_at
 from quarl_export.audit import AuditChild
@@ -86,8 +87,9 @@ class Session:
             # Goldens and judgements are its answers, whatever the devices have.
             config.check_kernels("tflite-2.14")
         task = look_at(config)
+        self._convolutions = task.convolutions
         self._observation, self._action, self._golden = task.observation, task.action, task.golden_observations
-        self._played = task.played
+        self._played = as_seen(task.played, task.observation)
         self._head = ALGORITHMS[config.algorithm].heads[task.action.kind]
 
     def train(self, actors: ActorProcesses | None) -> TrainResult:
@@ -205,6 +207,7 @@ class Session:
             head=self._head,
             quantization=quantization,
             dueling=self._config.has_dueling_head,
+            convolutions=self._convolutions,
         )
 
     def _build(

@@ -16,6 +16,7 @@ import numpy as np
 
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import CheckpointError
+from quarl_device.wire.block import Block
 from quarl_edge.replay.priorities import Priorities
 from quarl_edge.replay.transitions import Array, Batch, Transitions, spread
 
@@ -37,6 +38,7 @@ class ReplayBuffer:
 
     Attributes:
         inserted: transitions that ever came in; only grows, except through `seek`.
+        dropped: transitions that were not taken: none here, see `FrameReplay`.
     """
 
     def __init__(
@@ -63,12 +65,26 @@ class ReplayBuffer:
         }
         # numpy's zeros are untouched pages: memory is taken as the ring fills.
         self._ring = {name: np.zeros((capacity, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+        # What a batch has of each: a subclass may keep something else.
+        self._outputs = {name: (ring.shape[1:], ring.dtype) for name, ring in self._ring.items()}
         self._batches: dict[tuple[int, int], list[Batch]] = {}
         self._turn = 0
+        self._forgotten = 0
         self.inserted = 0
+        self.dropped = 0
 
     def __len__(self) -> int:
-        return min(self.inserted, self._capacity)
+        return self.inserted - self._oldest
+
+    @property
+    def _oldest(self) -> int:
+        """Running number of the oldest transition that is here."""
+        return max(0, self.inserted - self._capacity, self._forgotten)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether some have left that would still have their places."""
+        return self._forgotten > max(0, self.inserted - self._capacity)
 
     @property
     def capacity(self) -> int:
@@ -80,8 +96,12 @@ class ReplayBuffer:
         """Bytes of the ring when full."""
         return sum(array.nbytes for array in self._ring.values())
 
-    def insert(self, transitions: Transitions) -> None:
-        """Copy `transitions` in, over the oldest ones where the ring is full."""
+    def enter(self, block: Block) -> Block:
+        """Return an accepted block as transitions are to be made of it; see `FrameReplay`."""
+        return block
+
+    def insert(self, transitions: Transitions) -> int:
+        """Copy `transitions` in, over the oldest ones where the ring is full; returns how many were taken."""
         count = len(transitions)
         with self._lock:
             skipped = max(0, count - self._capacity)
@@ -95,6 +115,7 @@ class ReplayBuffer:
             if self._priorities is not None:
                 self._priorities.entered(start, count - skipped)
             self.inserted += count
+        return count
 
     def sample(self, num_batches: int, batch_size: int) -> Batch:
         """Draw transitions, with replacement.
@@ -115,16 +136,22 @@ class ReplayBuffer:
                 raise ValueError("sample() from an empty replay")
             batch = self._next_batch(num_batches, batch_size)
             index = self._draw(size, batch)
-            for name, ring in self._ring.items():
+            for name, (shape, _) in self._outputs.items():
                 out: Array = getattr(batch, name)
-                # mode="clip" lets numpy write straight into `out`; the indices are in range anyway.
-                np.take(ring, index, axis=0, out=out.reshape(len(index), *ring.shape[1:]), mode="clip")
+                self._fill(name, index, out.reshape(len(index), *shape))
         return batch
+
+    def _fill(self, name: str, index: Array, out: Array) -> None:
+        """Write the transitions at the places `index` [count] into `out` [count, ...]."""
+        # mode="clip" lets numpy write straight into `out`; the indices are in range anyway.
+        np.take(self._ring[name], index, axis=0, out=out, mode="clip")
 
     def _draw(self, size: int, batch: Batch) -> Array:
         count = batch.reward.size
         if self._priorities is None:
             index: Array = self._rng.integers(0, size, count)
+            if self._is_short:
+                index = (self._forgotten + index) % self._capacity
         else:
             index, weight = self._priorities.draw(self._rng, count)
             batch.weight.reshape(-1)[:] = weight
@@ -142,7 +169,21 @@ class ReplayBuffer:
         """
         if self._priorities is not None:
             with self._lock:
-                self._priorities.learned(batch.place.reshape(-1), errors.reshape(-1))
+                place, errors = batch.place.reshape(-1), errors.reshape(-1)
+                if self._is_short:
+                    here = (place - self._forgotten) % self._capacity < len(self)
+                    place, errors = place[here], errors[here]
+                if place.size:
+                    self._priorities.learned(place, errors)
+
+    def _forget(self, before: int) -> None:
+        """Draw no transition again whose running number is below `before`; called with the lock held."""
+        oldest = self._oldest
+        if before <= oldest:
+            return
+        if self._priorities is not None:
+            self._priorities.left(oldest % self._capacity, before - oldest)
+        self._forgotten = before
 
     def priority_arrays(self) -> dict[str, Array]:
         """Return the priorities as a checkpoint keeps them, {} without."""
@@ -166,16 +207,22 @@ class ReplayBuffer:
     def recent_observations(self, count: int) -> Array:
         """Return copies of the newest observations, oldest first: [min(count, len), *shape]."""
         with self._lock:
-            count = min(count, len(self))
-            index = np.arange(self.inserted - count, self.inserted) % self._capacity
-            return self._ring["observation"][index]
+            return self._filled("observation", self._newest_places(count))
+
+    def _newest_places(self, count: int) -> Array:
+        return np.arange(self.inserted - min(count, len(self)), self.inserted) % self._capacity
+
+    def _filled(self, name: str, index: Array) -> Array:
+        shape, dtype = self._outputs[name]
+        found = np.empty((len(index), *shape), dtype)
+        self._fill(name, index, found)
+        return found
 
     def spread_observations(self, count: int) -> Array:
         """Return copies of observations from all over the newest 10,000: [min(count, len), *shape]."""
         with self._lock:
             held = min(_SPREAD_OVER, len(self))
-            index = (self.inserted - held + spread(count, held)) % self._capacity
-            return self._ring["observation"][index]
+            return self._filled("observation", (self.inserted - held + spread(count, held)) % self._capacity)
 
     def observations_since(self, seen: int) -> tuple[int, Array]:
         """Return how many transitions ever came in, and copies of the observations of those after the first `seen`.
@@ -183,9 +230,7 @@ class ReplayBuffer:
         Oldest first: [at most len, *shape]; what has left the ring is left out.
         """
         with self._lock:
-            count = min(max(0, self.inserted - seen), len(self))
-            index = np.arange(self.inserted - count, self.inserted) % self._capacity
-            return self.inserted, self._ring["observation"][index]
+            return self.inserted, self._filled("observation", self._newest_places(max(0, self.inserted - seen)))
 
     def newest(self, count: int) -> Transitions:
         """Return copies of the newest transitions, oldest first; at most what the ring holds."""
@@ -230,7 +275,7 @@ class ReplayBuffer:
             lead = (num_batches, batch_size)
             slots = [
                 Batch(
-                    **{name: np.empty(lead + ring.shape[1:], ring.dtype) for name, ring in self._ring.items()},
+                    **{name: np.empty(lead + shape, dtype) for name, (shape, dtype) in self._outputs.items()},
                     place=np.empty(lead, np.int64),
                     weight=np.ones(lead, np.float32),
                 )

@@ -12,13 +12,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quarl_device.contract import ActionSpec, ObservationSpec
+from quarl_device.frame_stack import is_image
 from quarl_device.wire.block import Block, BlockSpec
 from quarl_edge.config import ReplayConfig, RolloutConfig, TrainConfig
 from quarl_edge.replay.buffer import ReplayBuffer
+from quarl_edge.replay.frames import FrameReplay
 from quarl_edge.replay.limiter import SampleToInsertRatio, default_error_buffer
 from quarl_edge.replay.nstep import NStepAssembler
 from quarl_edge.replay.priorities import Priorities
 from quarl_edge.replay.rollouts import Rollout, RolloutStore
+from quarl_edge.replay.stacking import is_restacked
 from quarl_edge.replay.transitions import Array, Batch, single_observation, spread
 
 _KEPT_OBSERVATIONS = 1_024
@@ -164,13 +168,7 @@ class ReplayExperience:
             config.samples_per_insert, config.learning_starts, buffer, insert_unit=unit, sample_unit=samples
         )
         return cls(
-            ReplayBuffer(
-                config.replay_capacity,
-                observation=observation,
-                action=spec.action,
-                seed=config.seed,
-                priorities=_priorities(config),
-            ),
+            _replay(config, observation, spec.action, block_rows=max(1, unit // config.envs_per_actor)),
             NStepAssembler(config.n_step, config.discount, key=observation.key),
             limiter,
             updates_per_call=config.updates_per_call,
@@ -180,7 +178,7 @@ class ReplayExperience:
     @property
     def dropped(self) -> int:
         """See `Experience`."""
-        return self._assembler.dropped
+        return self._assembler.dropped + self.replay.dropped
 
     @property
     def samples(self) -> int:
@@ -202,10 +200,9 @@ class ReplayExperience:
 
     def insert(self, device: str, block: Block) -> int:
         """See `Experience.insert`."""
-        transitions = self._assembler.push(device, block)
-        self.replay.insert(transitions)
-        self.limiter.insert(len(transitions))
-        return len(transitions)
+        taken = self.replay.insert(self._assembler.push(device, self.replay.enter(block)))
+        self.limiter.insert(taken)
+        return taken
 
     def room(self) -> int:
         """See `Experience.room`."""
@@ -396,6 +393,19 @@ class RoundExperience:
         self._samples = int(state["samples"])
         if "recent" in arrays:
             self._recent = np.asarray(arrays["recent"])
+
+
+def _replay(config: ReplayConfig, observation: ObservationSpec, action: ActionSpec, *, block_rows: int) -> ReplayBuffer:
+    """Return a replay of transitions; of images and stacked frames one that keeps each frame once."""
+    shared: dict[str, Any] = {
+        "observation": observation,
+        "action": action,
+        "seed": config.seed,
+        "priorities": _priorities(config),
+    }
+    if is_image(observation) or is_restacked(observation):
+        return FrameReplay(config.replay_capacity, **shared, block_rows=block_rows)
+    return ReplayBuffer(config.replay_capacity, **shared)
 
 
 def _priorities(config: ReplayConfig) -> Priorities | None:

@@ -155,14 +155,7 @@ class NStepAssembler:
         done = block.valid.copy()
         done[:-1] &= ~cut
         self.dropped += int(block.valid.sum()) - int(done.sum())
-        taken = np.flatnonzero(done)
-        return Transitions(
-            made.observation[taken],
-            made.action[taken],
-            made.reward[taken],
-            made.discount[taken],
-            made.next_observation[taken],
-        )
+        return made.picked(np.flatnonzero(done))
 
     def close(self, stream: str) -> None:
         """Drop the unfinished rows of `stream`: nothing continues it."""

@@ -89,6 +89,10 @@ class Priorities:
         if count:
             self._tree[places] = self._highest**self._exponent
 
+    def left(self, start: int, count: int) -> None:
+        """Never draw what is at places start..start+count-1, modulo the capacity, until it is entered again."""
+        self._tree[np.arange(start, start + count, dtype=np.int64) % self._capacity] = 0.0
+
     def draw(self, rng: np.random.Generator, count: int) -> tuple[Index, NDArray[np.float32]]:
         """Draw places, one from each of `count` equal parts of the sum, in random order.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_device.contract import PolicyContract
+from quarl_device.contract import ObservationSpec, PolicyContract
 from quarl_device.errors import JournalError, PayloadRefused
 from quarl_device.wire.block import BlockCodec
 from quarl_device.wire.block_spec import Block, BlockSpec, extras_for, extras_of
 from quarl_device.wire.loss import read_loss
 from quarl_edge.replay.segments import iterate
+from quarl_edge.replay.stacking import laid_out, stack_places
 
 MAX_OBSERVATIONS = 10_000
+_MOST_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,7 +28,8 @@ class Recorded:
     """What a journal holds.
 
     Attributes:
-        observations: per key ``[count, *shape]``, in order of arrival; those of several environments take turns.
+        observations: per key ``[count, *shape]``, stacks ``[count, stack, *shape]``, in order of arrival; those of
+            several environments take turns.
         episodes: int64 ``[count]``, equal where observations are of one episode.
     """
 
@@ -39,7 +43,7 @@ def recorded_observations(journal: Path, contract: PolicyContract, *, most: int 
     Args:
         journal: its directory; may be in use by a learner.
         contract: of the run's policy: says what a block holds.
-        most: how many observations at most.
+        most: how many observations at most; fewer where they are large.
 
     Returns:
         `None` where nothing was recorded.
@@ -50,12 +54,14 @@ def recorded_observations(journal: Path, contract: PolicyContract, *, most: int 
     extras = extras_for(extras_of(contract.head.kind), contract.action)
     codec = BlockCodec(BlockSpec(observations=contract.observations, action=contract.action, extras=extras))
     newest: deque[Recorded] = deque()
+    row_bytes = sum(math.prod(s.shape) * s.stack * np.dtype(s.dtype).itemsize for s in contract.observations)
+    most = max(1, min(most, _MOST_BYTES // row_bytes))
     count, episodes = 0, _Episodes()
     for record in iterate(journal):
         try:
             if read_loss(record.payload) is not None:
                 continue
-            part = _acted_on(codec.decode(record.payload), episodes)
+            part = _acted_on(codec.decode(record.payload), contract.observations, episodes)
         except PayloadRefused as cause:
             raise JournalError(f"journal {journal} does not fit the policy: {cause.message}") from cause
         newest.append(part)
@@ -92,10 +98,16 @@ class _Episodes:
         return numbers
 
 
-def _acted_on(block: Block, episodes: _Episodes) -> Recorded:
+def _acted_on(block: Block, observations: tuple[ObservationSpec, ...], episodes: _Episodes) -> Recorded:
     """Return the observations acted on, dummy rows left out; copies, so that the payload can go."""
-    steps = block.num_steps
     return Recorded(
-        observations={key: array[-steps - 1 : -1][block.valid] for key, array in block.observation.items()},
+        observations={seen.key: _stacks(block, seen) for seen in observations},
         episodes=episodes.of(block)[block.valid],
     )
+
+
+def _stacks(block: Block, seen: ObservationSpec) -> NDArray[Any]:
+    if seen.stack == 1:
+        return block.observation[seen.key][:-1][block.valid]
+    places, _ = stack_places(block, seen)
+    return laid_out(block, seen.key)[places[:-1][block.valid]]

@@ -13,6 +13,7 @@ import numpy as np
 
 from quarl_device.wire.block import Block, BlockSpec
 from quarl_edge.replay.nstep import true_next
+from quarl_edge.replay.stacking import restacked
 from quarl_edge.replay.transitions import Array, single_observation
 
 
@@ -21,7 +22,7 @@ class Rollout:
     """One whole round, by time and environment.
 
     Attributes:
-        observation: [T, N, *shape], dtype as on the wire.
+        observation: [T, N, *shape], dtype as on the wire; stacked as the policy saw it.
         action: [T, N, ...], dtype as on the wire.
         reward: float32[T, N].
         next_observation: [T, N, *shape], what truly followed, an episode's last observation included.
@@ -61,7 +62,7 @@ class RolloutStore:
     """
 
     def __init__(self, spec: BlockSpec, *, round_steps: int, streams: int) -> None:
-        self._key = single_observation(spec.observations).key
+        self._seen = single_observation(spec.observations)
         self._extras = tuple(extra.name for extra in spec.extras)
         self._round_steps = round_steps
         self._streams = streams
@@ -131,14 +132,15 @@ class RolloutStore:
         return known is None or known == (block.boot_id, block.sequence - 1)
 
     def _part(self, block: Block, rows: Array) -> Rollout:
+        block, key = restacked(block, self._seen), self._seen.key
         ended = block.terminated | block.truncated
         # What follows a row without being its continuation is unknown: no advantage flows over that border.
         ended[:-1] |= block.start[1:] | ~block.valid[1:]
         return Rollout(
-            observation=block.observation[self._key][:-1][rows].copy(),
+            observation=block.observation[key][:-1][rows].copy(),
             action=block.action[rows].copy(),
             reward=block.reward[rows].copy(),
-            next_observation=true_next(block, self._key)[rows].copy(),
+            next_observation=true_next(block, key)[rows].copy(),
             terminated=block.terminated[rows].copy(),
             ended=ended[rows],
             valid=block.valid[rows].copy(),

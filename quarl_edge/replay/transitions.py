@@ -42,6 +42,16 @@ class Transitions:
     def __len__(self) -> int:
         return len(self.reward)
 
+    def picked(self, rows: Array) -> Transitions:
+        """Return copies of those at `rows`, int[any]."""
+        return Transitions(
+            self.observation[rows],
+            self.action[rows],
+            self.reward[rows],
+            self.discount[rows],
+            self.next_observation[rows],
+        )
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Batch:
@@ -67,17 +77,13 @@ def single_observation(observations: Sequence[ObservationSpec]) -> ObservationSp
     """Return the only observation key of a space that this replay can hold.
 
     Raises:
-        UnsupportedSpace: several keys, or frame stacking.
+        UnsupportedSpace: several keys.
     """
     if len(observations) != 1:
         keys = ", ".join(repr(spec.key) for spec in observations)
         raise UnsupportedSpace(
             f"replay holds one observation key, this environment has {len(observations)}: {keys}",
             hint="wrap the environment in gymnasium.wrappers.FlattenObservation",
-        )
-    if observations[0].stack != 1:
-        raise UnsupportedSpace(
-            f"replay does not stack frames yet: observation {observations[0].key!r} asks for {observations[0].stack}"
         )
     return observations[0]
 

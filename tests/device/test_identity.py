@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 
 from quarl_device.environments import EnvSpec, is_one_vector, make_single, make_vector, spaces_to_specs
 from quarl_device.testing import identity
-from quarl_device.testing.identity import BOX_ID, DICT_ID, DISCRETE_ID, EPISODE_STEPS, OPTIMUM
+from quarl_device.testing.identity import BOX_ID, DICT_ID, DISCRETE_ID, EPISODE_STEPS, OPTIMUM, PIXELS_ID
 
 
 def right(env_id, observation):
@@ -56,12 +56,30 @@ def test_a_box_of_other_bounds_and_size_has_the_same_optimum():
     assert play(env, lambda observation: observation + 4.0, seed=1)[0] == pytest.approx(0.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("env_id", [DISCRETE_ID, BOX_ID, DICT_ID])
+class Remembering:
+    """Answers with the quarter that was lit `ago` frames before, or with the first that it was shown."""
+
+    def __init__(self, ago):
+        self.lit, self.ago = [], ago
+
+    def __call__(self, frame):
+        self.lit.append(int(frame[::6, ::6, 0].argmax()))
+        return self.lit[max(0, len(self.lit) - 1 - self.ago)]
+
+
+def test_pixels_pay_for_the_frame_before():
+    env = make_single(EnvSpec(env_id=PIXELS_ID))
+    assert {play(env, Remembering(1), seed=seed) for seed in range(20)} == {(OPTIMUM, EPISODE_STEPS)}
+    alone = np.mean([play(env, Remembering(0), seed=seed)[0] for seed in range(400)])
+    assert alone == pytest.approx(1 + (OPTIMUM - 1) / 4, abs=0.15)
+
+
+@pytest.mark.parametrize("env_id", [DISCRETE_ID, BOX_ID, DICT_ID, PIXELS_ID])
 def test_they_are_environments_by_gymnasiums_own_check(env_id):
     check_env(make_single(EnvSpec(env_id=env_id)), skip_render_check=True)
 
 
-@pytest.mark.parametrize("env_id", [DISCRETE_ID, BOX_ID, DICT_ID])
+@pytest.mark.parametrize("env_id", [DISCRETE_ID, BOX_ID, DICT_ID, PIXELS_ID])
 def test_a_seed_decides_all_that_is_shown(env_id):
     def shown(seed):
         env = make_single(EnvSpec(env_id=env_id, flat=True), seed=seed)

@@ -33,6 +33,23 @@ def make_spec(
     )
 
 
+def make_image_spec(
+    *,
+    shape: tuple[int, ...] = (12, 10, 1),
+    stack: int = 2,
+    convolutions: tuple[tuple[int, int, int], ...] = ((4, 4, 2), (6, 2, 1)),
+    **settings: Any,
+) -> NetworkSpec:
+    seen = ObservationSpec(key="observation", shape=shape, dtype="uint8", low=(0.0,), high=(255.0,), stack=stack)
+    dense = make_spec(**settings)
+    return dataclasses.replace(dense, observations=(seen,), convolutions=convolutions)
+
+
+def pixels(spec: NetworkSpec, count: int, seed: int = 0) -> np.ndarray:
+    """Images as the network of `spec` sees them."""
+    return np.random.default_rng(seed).integers(0, 256, (count, *spec.input_shape), dtype=np.uint8)
+
+
 def make_box(size: int) -> ActionSpec:
     low, high = (tuple(start + 0.5 * place for place in range(size)) for start in (-2.0, 3.0))
     return ActionSpec(kind="box", shape=(size,), low=low, high=high)
@@ -71,6 +88,6 @@ def random_snapshot(spec: NetworkSpec, *, seed: int, normalized: bool = False) -
     if spec.head == "gaussian":
         changes["log_std"] = rng.normal(size=spec.head_units).astype(np.float32)
     if normalized:
-        changes["offset"] = rng.normal(size=spec.observation_size).astype(np.float32)
-        changes["scale"] = rng.uniform(0.2, 5, spec.observation_size).astype(np.float32)
+        changes["offset"] = rng.normal(size=spec.normalizer_shape).astype(np.float32)
+        changes["scale"] = rng.uniform(0.2, 5, spec.normalizer_shape).astype(np.float32)
     return dataclasses.replace(start, **changes)

@@ -11,7 +11,7 @@ from quarl_export.arithmetic import snap_bias
 from quarl_export.kernels import layer_scales
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
-from quarl_export.qat_graph import dense_names, snapshot_values, spec_plan
+from quarl_export.qat_graph import layer_names, snapshot_values, spec_plan
 from quarl_export.snapshot import PolicySnapshot, for_export
 
 Float32 = NDArray[np.float32]
@@ -46,14 +46,14 @@ def with_snapped_biases(spec: NetworkSpec, snapshot: PolicySnapshot) -> PolicySn
     plan, values = spec_plan(spec), snapshot_values(spec, snapshot)
     grids = plan.quantizations(plan.effective(values.ranges))
     biases = []
-    for name, kernel, bias in zip(dense_names(spec), snapshot.kernels, snapshot.biases, strict=True):
+    for name, kernel, bias in zip(layer_names(spec), snapshot.kernels, snapshot.biases, strict=True):
         if name in plan.floats:
             biases.append(bias)
             continue
         layer = plan.graph.layer(name)
         source = grids[str(plan.read_as(layer.inputs[0]))].scale
         scales = layer_scales(layer, kernel, bias, source, options=plan.options)
-        biases.append(snap_bias(bias, float(scales.bias[0])))
+        biases.append(snap_bias(bias, scales.bias))
     return dataclasses.replace(snapshot, biases=tuple(biases))
 
 

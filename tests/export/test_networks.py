@@ -39,12 +39,18 @@ def test_kernel_shapes_run_from_observation_to_actions():
         ObservationSpec(key="o", shape=(8, 8)),
         ObservationSpec(key="o", shape=()),
         ObservationSpec(key="o", shape=(4,), dtype="uint8"),
-        ObservationSpec(key="o", shape=(4,), stack=2),
+        ObservationSpec(key="o", shape=(8, 8, 2, 2), dtype="uint8"),
     ],
 )
 def test_other_observations_are_refused(observation):
     with pytest.raises(UnsupportedSpace, match="'o'"):
         NetworkSpec(observations=(observation,), action=DISCRETE)
+
+
+def test_stacked_vectors_are_joined():
+    seen = ObservationSpec(key="o", shape=(4,), stack=3)
+    spec = NetworkSpec(observations=(seen,), action=DISCRETE, hidden=(8,))
+    assert (spec.input_shape, spec.kernel_shapes[0]) == ((12,), (12, 8))
 
 
 def test_two_keys_and_box_actions_are_refused():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from continuous_factory import BOX, DISCRETE, OBSERVATION, without_xla
 
+from quarl_device.contract import ObservationSpec
 from quarl_edge import learn_bench
 from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.cli import app
@@ -97,6 +98,21 @@ def test_rows_come_with_and_without_qat_from_rounds_in_turns(monkeypatch):
     ]  # fmt: skip
     assert rows[0].qat_ratio == rows[1].qat_ratio > 0
     assert all(row.ms_per_update > 0 and row.ms_per_update_unfused > 0 and row.unfused_ratio > 0 for row in rows)
+
+
+@pytest.mark.parametrize("name", [name for name, info in ALGORITHMS.items() if info.images])
+def test_pixels_are_seen_through_convolutions(monkeypatch, name):
+    monkeypatch.setattr(learn_bench, "FUSED_UPDATES", 2)
+    monkeypatch.setattr(learn_bench, "PIXELS", ObservationSpec(key="observation", shape=(8, 8), dtype="uint8", stack=2))
+    monkeypatch.setattr(learn_bench, "NATURE", ((4, 4, 2),))
+    rows = update_speed(name, hidden=(8,), batch=2, rounds=1, pixels=True)
+    assert [row.convolutions for row in rows] == [((4, 4, 2),)] * 2
+    assert all(row.cpu_ms_per_update > 0 for row in rows)
+
+
+def test_who_sees_no_images_is_not_timed_with_them(capfd):
+    assert app.run(["bench", "learn", "--pixels", "--algorithm", "d4pg"]) == 2
+    assert "d4pg sees no images" in capfd.readouterr().err
 
 
 def test_ratios_are_of_what_was_measured_side_by_side():

@@ -205,9 +205,8 @@ def test_box_actions_and_pixels_keep_shape_and_dtype():
     assert replay.capacity == 4
 
 
-def test_only_one_unstacked_key():
+def test_only_one_key():
     assert single_observation([OBSERVATION]) is OBSERVATION
     with pytest.raises(UnsupportedSpace, match="2: 'observation', 'b'"):
         single_observation([OBSERVATION, ObservationSpec(key="b", shape=(1,))])
-    with pytest.raises(UnsupportedSpace, match="stack"):
-        single_observation([ObservationSpec(key="a", shape=(1,), stack=4)])
+    assert single_observation([ObservationSpec(key="a", shape=(1,), stack=4)]).stack == 4

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from quarl_device.environments import spaces_to_specs
 from quarl_device.errors import EnvironmentMisbehaved, MissingExtra, UnsupportedSpace, UsageError
 from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.configure import make_config, preset_names
@@ -183,9 +184,11 @@ def test_integers_are_refused_with_what_makes_floats_of_them(monkeypatch):
     assert "DtypeObservation" in caught.value.hint
 
 
-def test_images_are_refused():
-    with pytest.raises(UnsupportedSpace, match=r"observes \[\('observation', \(36, 36, 1\)\)\]; dqn takes one vector"):
-        look_at(make_config("QuarlCatch-v0"))
+def test_images_of_floats_are_refused(monkeypatch):
+    image = gymnasium.spaces.Box(0.0, 1.0, (6, 6, 1), np.float32)
+    monkeypatch.setattr("quarl_edge.task.spaces_to_specs", lambda _, action: spaces_to_specs(image, action))
+    with pytest.raises(UnsupportedSpace, match=r"'observation', \(6, 6, 1\)\)\]; dqn takes one vector, or one image"):
+        look_at(make_config("CartPole-v1"))
 
 
 def test_presets_and_names_of_runs_go_by_the_name_without_its_module():

@@ -89,7 +89,7 @@ def actor_speed(
     if not 1 <= num_envs <= MAX_ENVS or not 0.01 <= duration_s <= 600:
         raise UsageError(f"cannot measure {num_envs} environments for {duration_s} s: at most {MAX_ENVS}, 0.01..600 s")
     file = file or read_policy_path(BUILT_IN_POLICY)
-    policy, timed_policy = (Policy.load(file, runtime=runtime, batch_size=num_envs) for _ in range(2))
+    policy, timed_policy = (Policy.load(file, runtime=runtime, batch_size=num_envs, stacked=True) for _ in range(2))
     loop, codec = bench_loop(file, num_envs)
     timed = _TimedLoop(file, timed_policy, num_envs)
     exploration = _post(loop, file, policy)

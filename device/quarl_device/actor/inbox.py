@@ -258,7 +258,7 @@ class Inbox:
             lsb=header.lsb,
             tolerance_lsb=header.tolerance_lsb,
         )
-        policy = Policy.load(file, runtime=self._runtime, batch_size=self._batch_size, golden=golden)
+        policy = Policy.load(file, runtime=self._runtime, batch_size=self._batch_size, golden=golden, stacked=True)
         return ActingPolicy(
             policy=policy,
             epoch=header.epoch,
@@ -273,8 +273,10 @@ class Inbox:
 
 
 def _check_spaces(learner: _Learner, file: PolicyFile) -> None:
-    wanted = [(spec.key, spec.shape, spec.dtype) for spec in learner.observations]
-    found = [(spec.key, spec.shape, spec.dtype) for spec in file.contract.observations]
+    wanted, found = (
+        [(spec.key, spec.shape, spec.dtype, spec.stack, spec.stack_fill) for spec in specs]
+        for specs in (learner.observations, file.contract.observations)
+    )
     if found != wanted:
         raise SpaceMismatch(f"the pushed policy observes {found}, the learner's birth says {wanted}")
     ours, theirs = learner.action, file.contract.action

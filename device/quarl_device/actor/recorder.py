@@ -18,12 +18,14 @@ class Recorder:
     A block taken from here holds views: encode it before the next row is written.
 
     Args:
-        spec: of the blocks; one observation key, frames not stacked.
+        spec: of the blocks; one observation key.
         num_envs: N.
         max_rows: most rows of a block.
 
     Attributes:
-        observation: [max_rows + 1, N, *shape].
+        observation: [max_rows + 1, N, *shape], one frame a row.
+        before: [stack - 1, N, *shape], the frames that the policy saw before the first row's; whoever stacks them sets
+            them when a block begins.
         action: [max_rows, N] in the wire's dtype.
         reward: float32[max_rows, N].
         terminated: bool[max_rows, N]; cleared by `begin`, as are the other flags.
@@ -35,17 +37,19 @@ class Recorder:
         final_observation: arrays [*shape] or [K, *shape], in the same order.
 
     Raises:
-        UnsupportedSpace: several keys, or stacked frames.
+        UnsupportedSpace: several keys.
     """
 
     def __init__(self, spec: BlockSpec, *, num_envs: int, max_rows: int) -> None:
-        if len(spec.observations) != 1 or spec.observations[0].stack != 1:
-            keys = ", ".join(f"{seen.key} (stack {seen.stack})" for seen in spec.observations)
-            raise UnsupportedSpace(f"this version records one observation array without stacking, found {keys}")
+        if len(spec.observations) != 1:
+            keys = ", ".join(seen.key for seen in spec.observations)
+            raise UnsupportedSpace(f"this version records one observation array, found {keys}")
         [seen] = spec.observations
         self.key = seen.key
         self.max_rows = max_rows
-        self.observation: NDArray[Any] = np.zeros((max_rows + 1, num_envs, *seen.shape), seen.dtype)
+        self._stack = seen.stack
+        self._frames: NDArray[Any] = np.zeros((max_rows + seen.stack, num_envs, *seen.shape), seen.dtype)
+        self.before, self.observation = self._frames[: seen.stack - 1], self._frames[seen.stack - 1 :]
         self.action: NDArray[Any] = np.zeros((max_rows, num_envs, *spec.action.shape), spec.action.dtype)
         self.reward = np.zeros((max_rows, num_envs), np.float32)
         self.terminated = np.zeros((max_rows, num_envs), np.bool_)
@@ -113,7 +117,7 @@ class Recorder:
             sequence=sequence,
             base=base,
             first_step=first_step,
-            observation={self.key: self.observation[: rows + 1]},
+            observation={self.key: self._frames[: rows + self._stack]},
             action=self.action[:rows],
             reward=self.reward[:rows],
             terminated=self.terminated[:rows],

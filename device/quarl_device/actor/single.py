@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quarl_device.actor.acting import ActingPolicy, Mailbox
 from quarl_device.actor.choosing import POLICY_DECIDES, choose_one, forced_actions
+from quarl_device.actor.frames import LastFrames
 from quarl_device.actor.stepping import LoopConfig, SteppingBase
 from quarl_device.hot_path import Act
 
@@ -38,10 +39,11 @@ class SingleLoop(SteppingBase):
         # Views without the environment's axis; indexing them by row is the cheapest way to write a row.
         observations = recorder.observation[:, 0]
         actions, rewards = recorder.action[:, 0], recorder.reward[:, 0]
-        step, start = self._env.step, self.config.spec.action.start
+        step = self._env.step if self._frames is None else self._step_and_stack
+        start = self.config.spec.action.start
         act, observation = self._act_from(0, acting), self._observation
         forced = forced_actions(self._noise, 0, rows)
-        self._time_act(acting.policy.act_index, observation)
+        self._time_act(acting.policy.act_index, observation if self._frames is None else self._frames.stacks[:, 0])
         row, action = 0, POLICY_DECIDES
         try:
             for row in range(rows):
@@ -98,13 +100,22 @@ class SingleLoop(SteppingBase):
         recorder.final_observation.append(np.array(observation, recorder.observation.dtype))
         first = self._env.reset()[0]
         self._check_shape("reset", np.asarray(first)[None])
+        if self._frames is not None:
+            self._frames.begin(first)
         recorder.observation[row + 1, 0] = first
         recorder.start[row + 1] = True
         self._noise.begin_episode(row + 1, 0)
         return first
 
+    def _step_and_stack(self, action: Any) -> Any:
+        result = self._env.step(action)
+        # Whatever chooses the action, the policy sees this frame in its next stacks.
+        cast(LastFrames, self._frames).push(result[0])
+        return result
+
     def _act_from(self, row: int, acting: ActingPolicy) -> Act:
-        return choose_one(acting, self._noise, self.recorder, row, self.config.spec.action)
+        act, frames = choose_one(acting, self._noise, self.recorder, row, self.config.spec.action), self._frames
+        return act if frames is None else lambda _: act(frames.stacks[:, 0])
 
     def _time_act(self, act: Any, observation: Any) -> None:
         began = time.perf_counter_ns()

@@ -17,6 +17,7 @@ from quarl_device.actor.acting import ActingPolicy, Mailbox
 from quarl_device.actor.draws import Draws, LockstepDraws, StreamDraws, lockstep_env_seed, stream_env_seed
 from quarl_device.actor.episodes import EpisodeStatistics
 from quarl_device.actor.exploration import BoxNoise, DiscreteNoise, Noise
+from quarl_device.actor.frames import LastFrames
 from quarl_device.actor.recorder import Recorder
 from quarl_device.environments import check_unchanged, first_line, missing_part
 from quarl_device.errors import EnvironmentMisbehaved, ModelFileError, QuarlError
@@ -101,6 +102,8 @@ class SteppingBase:
         self.block_began_s = 0.0
         self.act_us: deque[float] = deque(maxlen=_LATENCIES_KEPT)
         self._noise = noise_of(config)
+        (seen,) = config.spec.observations
+        self._frames = LastFrames(seen, num_envs=config.num_envs) if seen.stack > 1 else None
         self._fresh = True
         self._new = False
 
@@ -125,6 +128,8 @@ class SteppingBase:
             self._restart(acting.version)
         self._new = False
         self.recorder.begin()
+        if self._frames is not None:
+            self.recorder.before[...] = self._frames.stacks[:-1]
         self.recorder.acted_by(0, acting.epoch, acting.version)
         self._noise.begin_block(rows, acting.exploration)
         self.block_began_s = time.monotonic()
@@ -186,6 +191,8 @@ class SteppingBase:
             check_unchanged(config.env_id, env, config.spec.observations, config.spec.action)
         self._check_shape("reset", observation)
         self.recorder.restart(observation)
+        if self._frames is not None:
+            self._frames.begin(observation)
         self._fresh = False
 
     def _check_shape(self, what: str, observations: NDArray[Any]) -> None:

@@ -36,8 +36,8 @@ class VectorLoop(SteppingBase):
         mailbox, recorder, step = self.mailbox, self.recorder, self._env.step
         observations, actions, rewards = recorder.observation, recorder.action, recorder.reward
         choose, begin_episodes = self._choose(acting), self.config.lockstep or recorder.action.dtype.kind == "f"
-        row, given = 0, None
-        self._time_act(acting.policy.act_batch, observations[0])
+        row, given, frames = 0, None, self._frames
+        self._time_act(acting.policy.act_batch, observations[0] if frames is None else frames.stacks)
         try:
             for row in range(rows):
                 if mailbox.raised:
@@ -50,6 +50,8 @@ class VectorLoop(SteppingBase):
                 given = choose(row, observations[row], actions[row])
                 result = step(given)
                 observations[row + 1] = result.observation
+                if frames is not None:
+                    frames.push(result.observation, result.start)
                 rewards[row] = result.reward
                 recorder.terminated[row] = result.terminated
                 recorder.truncated[row] = result.truncated
@@ -89,7 +91,8 @@ class VectorLoop(SteppingBase):
             self._noise.begin_episode(row, env)
 
     def _choose(self, acting: ActingPolicy) -> ChooseMany:
-        return choose_many(acting, self._noise, self.recorder, self.config.spec.action)
+        choose, frames = choose_many(acting, self._noise, self.recorder, self.config.spec.action), self._frames
+        return choose if frames is None else lambda row, _, chosen: choose(row, frames.stacks, chosen)
 
     def _time_act(self, act: Any, observations: NDArray[Any]) -> None:
         began = time.perf_counter_ns()

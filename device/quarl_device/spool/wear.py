@@ -179,7 +179,7 @@ def _played(num_envs: int, runtime: PolicyRuntime | None) -> tuple[MakeBlock, st
     """Return what plays CartPole-v1 with the policy that comes with the package."""
     file = read_policy_path(BUILT_IN_POLICY)
     loop, codec = bench_loop(file, num_envs)
-    policy = Policy.load(file, runtime=runtime, batch_size=num_envs)
+    policy = Policy.load(file, runtime=runtime, batch_size=num_envs, stacked=True)
     loop.mailbox.post_policy(ActingPolicy(policy=policy, epoch=1, version=1, exploration=bench_exploration(file)))
 
     def make(sequence: int, base: int) -> tuple[bytes, int]:

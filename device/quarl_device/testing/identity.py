@@ -5,6 +5,7 @@ prove elsewhere. Importing this module registers the ids, so a command line can 
 
     quarl-edge train quarl_device.testing.identity:IdentityDiscrete-v0
     quarl-edge train quarl_device.testing.identity:IdentityBox-v0 --algorithm ddpg
+    quarl-edge train quarl_device.testing.identity:IdentityPixels-v0
 
 What is shown next does not depend on what was done, and an episode terminates after `EPISODE_STEPS` steps.
 """
@@ -22,11 +23,14 @@ from numpy.typing import NDArray
 DISCRETE_ID = "IdentityDiscrete-v0"
 BOX_ID = "IdentityBox-v0"
 DICT_ID = "IdentityDict-v0"
+PIXELS_ID = "IdentityPixels-v0"
 EPISODE_STEPS = 5
 OPTIMUM = float(EPISODE_STEPS)
 """Return of an episode in which every action is the right one."""
 
 Vector = NDArray[np.float32]
+Pixels = NDArray[np.uint8]
+_QUARTER = 6
 
 
 class IdentityDiscrete(gymnasium.Env[Vector, np.int64]):
@@ -131,10 +135,47 @@ class IdentityDict(gymnasium.Env[Any, np.int64]):
         return {"right": right, "left": np.array([self._left / self._steps], np.float32)}
 
 
+class IdentityPixels(gymnasium.Env[Pixels, np.int64]):
+    """Lights one of four quarters of uint8[12, 12, 1]; what is paid 1 is the quarter of the frame before.
+
+    Of an episode's first frame it is that frame's own, as if it had been there before: a stack of two frames shows it.
+    Who sees one frame alone gets ``1 + (OPTIMUM - 1) / 4`` on average.
+
+    Args:
+        steps: of an episode.
+    """
+
+    def __init__(self, steps: int = EPISODE_STEPS) -> None:
+        self.observation_space = Box(0, 255, (2 * _QUARTER, 2 * _QUARTER, 1), np.uint8)
+        self.action_space = Discrete(4)
+        self._steps, self._left, self._right, self._lit = steps, 0, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Pixels, dict[str, Any]]:
+        """Start an episode; see `gymnasium.Env.reset`."""
+        super().reset(seed=seed, options=options)
+        self._left = self._steps
+        shown = self._show()
+        self._right = self._lit
+        return shown, {}
+
+    def step(self, action: np.int64) -> tuple[Pixels, float, bool, bool, dict[str, Any]]:
+        """Pay for the action and light the next quarter; see `gymnasium.Env.step`."""
+        reward, self._right = float(action == self._right), self._lit
+        self._left -= 1
+        return self._show(), reward, self._left == 0, False, {}
+
+    def _show(self) -> Pixels:
+        self._lit = int(self.np_random.integers(4))
+        quarters = np.zeros(4, np.uint8)
+        quarters[self._lit] = 255
+        return np.kron(quarters.reshape(2, 2), np.ones((_QUARTER, _QUARTER), np.uint8))[..., None]
+
+
 _ENTRIES: dict[str, Callable[..., gymnasium.Env[Any, Any]]] = {
     DISCRETE_ID: IdentityDiscrete,
     BOX_ID: IdentityBox,
     DICT_ID: IdentityDict,
+    PIXELS_ID: IdentityPixels,
 }
 for _name in _ENTRIES.keys() - gymnasium.registry.keys():
     gymnasium.register(_name, entry_point=_ENTRIES[_name])

@@ -14,6 +14,7 @@ from quarl_export.importers.options import ImportOptions
 from quarl_export.ir.layers import Layer
 from quarl_export.ir.policy_graph import Float32, GraphInput, ImportedPolicy, PolicyGraph
 from quarl_export.networks import NetworkSpec, unit_box
+from quarl_export.qat_graph import layer_names
 from quarl_export.snapshot import PolicySnapshot, for_export
 
 _MANIFEST = "policy.json"
@@ -62,7 +63,7 @@ def import_checkpoint(checkpoint: PolicyCheckpoint) -> ImportedPolicy:
     (observation,) = spec.observations
     layers, weights = _layers(snapshot, observation.key, spec)
     graph = PolicyGraph(
-        inputs=(GraphInput(key=observation.key, shape=(spec.observation_size,)),),
+        inputs=(GraphInput(key=observation.key, shape=spec.input_shape),),
         layers=tuple(layers),
         outputs={spec.role: layers[-1].name},
         weight_shapes={name: array.shape for name, array in weights.items()},
@@ -91,11 +92,18 @@ def _layers(snapshot: PolicySnapshot, key: str, spec: NetworkSpec) -> tuple[list
     layers: list[Layer] = []
     weights: dict[str, Float32] = {}
     last, tensor = len(snapshot.kernels) - 1, key
-    for index, (kernel, bias) in enumerate(zip(snapshot.kernels, snapshot.biases, strict=True)):
-        name = spec.head_layer if index == last else f"hidden_{index}"
-        # A key may have any name, that of a layer too.
-        name = f"{name}_" if name == key else name
-        layers.append(Layer(name=name, kind="dense", inputs=(tensor,)))
+    # A key may have any name, that of a layer too.
+    names = [f"{name}_" if name == key else name for name in layer_names(spec)]
+    for index, (name, kernel, bias) in enumerate(zip(names, snapshot.kernels, snapshot.biases, strict=True)):
+        if index and index == len(spec.convolutions):
+            flat = "flatten_" if key == "flatten" else "flatten"
+            layers.append(Layer(name=flat, kind="flatten", inputs=(tensor,)))
+            tensor = flat
+        if index < len(spec.convolutions):
+            stride = spec.convolutions[index][2]
+            layers.append(Layer(name=name, kind="conv2d", inputs=(tensor,), settings={"strides": (stride, stride)}))
+        else:
+            layers.append(Layer(name=name, kind="dense", inputs=(tensor,)))
         weights.update({f"{name}/kernel": kernel, f"{name}/bias": bias})
         tensor = name
         if index < last:

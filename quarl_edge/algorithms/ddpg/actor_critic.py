@@ -45,7 +45,7 @@ class DeterministicActorCritic(ABC):
         self._middle, self._half = tf.constant((high + low) / 2), tf.constant((high - low) / 2)
         self._critic, self._target_critic = (
             FloatNetwork(
-                policy.spec.observation_size,
+                policy.spec.input_shape,
                 action_size=len(action.low),
                 hidden=config.critic_hidden,
                 outputs=outputs,
@@ -78,9 +78,9 @@ class DeterministicActorCritic(ABC):
     def compile(self) -> None:
         """Trace and compile the update on an all-zero batch, leaving every variable as it was."""
         before = self.arrays()
-        seen = self.policy.spec.observations[0]
+        seen = self.policy.spec
         lead = (self._config.updates_per_call, self._config.batch_size)
-        observation = np.zeros((*lead, *seen.shape), seen.dtype)
+        observation = np.zeros((*lead, *seen.input_shape), seen.observations[0].dtype)
         zeros = np.zeros(lead, np.float32)
         action = np.zeros((*lead, *self.policy.spec.action.shape), np.float32)
         self._fused(observation, action, zeros, zeros, observation, zeros)

@@ -2,8 +2,8 @@
 
 Online and target network are quantized alike: a float target under a quantized online network does not learn.
 The Q output itself is not fake-quantized in training; its int8 range comes from recent observations at each push.
-K gradient steps run in one XLA-compiled loop: the call overhead of TensorFlow costs more than a small network's
-arithmetic.
+K gradient steps run in one loop, compiled by XLA where that is faster: the call overhead of TensorFlow costs more than
+a small network's arithmetic.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quarl_device.wire.push import Exploration
 from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
-from quarl_edge.learner.networks import at_once, blend_policy
+from quarl_edge.learner.networks import at_once, blend_policy, compiles_well
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -43,7 +43,7 @@ class Dqn:
         self._optimizer = tf_keras.optimizers.Adam(config.learning_rate, epsilon=config.adam_epsilon)
         self._optimizer.build(policy.trainable_variables)
         self._updates = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="updates")
-        self._fused = tf.function(self._run, jit_compile=True)
+        self._fused = tf.function(self._run, jit_compile=compiles_well(policy.spec))
         self._copy = tf.function(self._copy_target)
 
     def compile(self) -> None:
@@ -51,7 +51,7 @@ class Dqn:
         before = self.arrays()
         spec = self.policy.spec.observations[0]
         steps, size = self._config.updates_per_call, self._config.batch_size
-        observation = np.zeros((steps, size, *spec.shape), spec.dtype)
+        observation = np.zeros((steps, size, *self.policy.spec.input_shape), spec.dtype)
         zeros = np.zeros((steps, size), np.float32)
         action = np.zeros((steps, size), self.policy.spec.action.dtype)
         self._fused(observation, action, zeros, zeros, observation, zeros)
