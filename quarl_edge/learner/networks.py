@@ -44,9 +44,9 @@ def at_once(network: Callable[[Tensor], Tensor], batches: Tensor) -> Tensor:
 
 
 def compiles_well(spec: NetworkSpec) -> bool:
-    """Return whether XLA makes the updates of a network faster: on a processor it makes convolutions' gradients slower.
+    """Return whether XLA makes the updates of a network faster.
 
-    Of those of Mnih et al. 2015, eight times as slow as TensorFlow's own.
+    On a processor its gradients of convolutions are several times as slow as TensorFlow's own.
     """
     return not spec.convolutions
 
