@@ -317,8 +317,8 @@ def _role(head: HeadKind) -> str:
 
 def _contract(head: HeadKind = "q_values") -> PolicyContract:
     normalizer = Normalizer(where="graph", offset={_KEY: (0.0,)}, scale={_KEY: (0.5,)})
-    bounds = {"low": (-1.0,) * NUM_ACTIONS, "high": (1.0,) * NUM_ACTIONS}
-    box, discrete = ActionSpec(kind="box", shape=(NUM_ACTIONS,), **bounds), ActionSpec(kind="discrete", n=NUM_ACTIONS)
+    discrete, ones = ActionSpec(kind="discrete", n=NUM_ACTIONS), (1.0,) * NUM_ACTIONS
+    box = ActionSpec(kind="box", shape=(NUM_ACTIONS,), low=(-1.0,) * NUM_ACTIONS, high=ones)
     spread = (-0.5,) * NUM_ACTIONS if head == "gaussian" else ()
     return PolicyContract(
         env_id="", algorithm="dqn", scheme="int8",

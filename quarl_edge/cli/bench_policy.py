@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
-from quarl_device.contract import HeadKind
 from quarl_device.errors import UsageError
 from quarl_device.files import read_capped
 from quarl_device.wire.limits import MAX_JSON_BYTES
@@ -157,7 +156,7 @@ def act(
     found = find_runtime(runtime)
     from quarl_export.bench import act_speed, dense_policy, pixel_policy
 
-    policy = pixel_policy() if pixels else dense_policy(sizes, head=cast(HeadKind, head.value))
+    policy = pixel_policy() if pixels else dense_policy(sizes, head=head.value)
     speed = act_speed(policy, io=io.value, calls=calls, runtime=found)
     if output is Format.JSON:
         write_json({**asdict(speed), "machine": describe_machine()})
@@ -167,10 +166,10 @@ def act(
         f"int8 {speed.act_us_p50:.2f} µs an action, {speed.ratio:.2f} times the bare call of "
         f"{speed.raw_us_p50:.2f} µs; float {speed.float_us_p50:.2f} µs; {speed.runtime}; {describe_machine()}"
     )
-    if (found := speed.explored) is not None:
+    if (explored := speed.explored) is not None:
         write_line(
-            f"{speed.head}, {found.exploration}: {found.explored_us_p50:.2f} µs an action, {found.ratio:.2f} times the "
-            f"greedy one of {found.greedy_us_p50:.2f} µs"
+            f"{speed.head}, {explored.exploration}: {explored.explored_us_p50:.2f} µs an action, {explored.ratio:.2f} "
+            f"times the greedy one of {explored.greedy_us_p50:.2f} µs"
         )
 
 

@@ -162,10 +162,14 @@ class ObservationNormalizer:
         if wanted:
             self._range.restore(arrays)
             self._seen = int(arrays["seen"])
-            self._constants = to_unit_range(*self._range.ends, self._spec)
+            self._constants = self._followed()
+
+    def _followed(self) -> Constants:
+        low, high = self._range.ends
+        return to_unit_range(low, high, self._spec)
 
     def _set(self, algorithm: Algorithm) -> bool:
-        constants = to_unit_range(*self._range.ends, self._spec)
+        constants = self._followed()
         if self._constants is not None and all(map(np.array_equal, constants, self._constants)):
             return False
         self._constants = constants

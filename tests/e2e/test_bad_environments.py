@@ -17,7 +17,7 @@ class Faulty(IdentityDiscrete):
 
     def reset(self, **named):
         if FAULT == "spaces":
-            self.observation_space = gymnasium.spaces.Box(0.0, 2.0, (4,), np.float32)
+            self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (5,), np.float32)
         return super().reset(**named)
 
     def step(self, action):

@@ -38,6 +38,19 @@ def test_actions_take_what_was_measured(beginning, name, digits):
     assert cells == [whole, bare, f"{found['ratio']:.2f}", single]
 
 
+@pytest.mark.parametrize("head", ["logits", "gaussian", "action"])
+def test_explored_actions_take_what_was_measured(head):
+    found = raw(f"act-64-{head}")
+    assert (found["hidden"], found["head"]) == ([64, 64], head)
+    explored = found["explored"]
+    [line] = re.findall(rf"^\| `{head}` \| (.*) \|$", PAGE, re.MULTILINE)
+    assert line.split(" | ")[1:] == [
+        f"{explored['explored_us_p50']:.1f} µs",
+        f"{explored['greedy_us_p50']:.1f} µs",
+        f"{explored['ratio']:.2f}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("network", "name"),
     [("3×256", "push-256"), ("3×2048", "push-2048"), ("3×2048, for its memory", "push-2048-memory")],

@@ -51,11 +51,13 @@ def choose_one(acting: ActingPolicy, noise: Noise, recorder: Recorder, row: int,
         return policy.act_index
     rows = itertools.count(row)
     if kind == "sample":
-        draw, numbers, keep = policy.drawing(log_std=acting.exploration.values), _numbers(noise), _keeper(recorder)
+        draw, keep = policy.drawing(log_std=acting.exploration.values), _keeper(recorder)
+        # A fraction as a float: as an array of one it would make numpy of all that is computed with it.
+        number = noise.fraction[:, 0].item if isinstance(noise, DiscreteNoise) else _numbers(noise).__getitem__
 
         def sampled(observation: Any) -> Any:
             at = next(rows)
-            chosen, sample, log_prob = draw(observation, numbers[at])
+            chosen, sample, log_prob = draw(observation, number(at))
             keep(at, sample, log_prob)
             return chosen
 
