@@ -183,7 +183,3 @@ def _given(config: TrainConfig) -> Constants | None:
         return None
     offset = config.observation_offset if config.observation_offset is not None else (0.0,) * len(scale)
     return np.asarray(offset, np.float32), np.asarray(scale, np.float32)
-
-    def _to_unit_range(self) -> Constants:
-        low, high = self._range.ends
-        return to_unit_range(low, high, self._spec)
