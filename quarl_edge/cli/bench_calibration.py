@@ -42,7 +42,7 @@ def calibration(
       quarl-edge bench calibration dqn.zip --env CartPole-v1 --turns policy,noisy,random --turns policy
     """
     require_learner("bench")
-    from quarl_edge.calibration_table import Yardstick, measure_seeds
+    from quarl_edge.bench.calibration import Yardstick, measure_seeds
     from quarl_export.calibration.play import DEFAULT_STEPS, MIXED, WAYS
     from quarl_export.importers import ImportOptions, import_policy
 

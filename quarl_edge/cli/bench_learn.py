@@ -51,7 +51,7 @@ def learn(
     require_learner("bench")
     rows: list[dict[str, Any]] = []
     with quit_at_interrupt():
-        from quarl_edge.learn_bench import update_speed
+        from quarl_edge.bench.learn import update_speed
     with EpisodeProgress(len(names) * rounds, what="rounds") as bar:
         for number, name in enumerate(names):
             bar.stage(f"compiling {name}")
@@ -101,7 +101,7 @@ def actors(
     require_learner("bench")
     rows: list[dict[str, Any]] = []
     with quit_at_interrupt():
-        from quarl_edge.actor_bench import ENVIRONMENTS, ActorBench
+        from quarl_edge.bench.actors import ENVIRONMENTS, ActorBench
     names = list(dict.fromkeys(environments or ENVIRONMENTS))
     bench = ActorBench(hidden=sizes, duration_s=seconds)
     with EpisodeProgress(len(names), what="environments") as bar:

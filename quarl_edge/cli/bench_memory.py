@@ -20,7 +20,7 @@ from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
 
 if TYPE_CHECKING:
-    from quarl_edge.memory_bench import ProcessMemory
+    from quarl_edge.bench.memory import ProcessMemory
 
 _SHARES = 100
 
@@ -46,7 +46,7 @@ def memory(
     check_registered(env)
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"--out: there is no directory {out.parent}", hint=f"mkdir -p {out.parent}")
-    from quarl_edge.memory_bench import watch_a_run
+    from quarl_edge.bench.memory import watch_a_run
 
     with ended_by_sigterm(), EpisodeProgress(_SHARES, what="hundredths") as bar:
         report = watch_a_run(

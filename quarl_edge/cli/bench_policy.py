@@ -102,7 +102,7 @@ def push(
 def _push_end_to_end(sizes: tuple[int, ...], *, actors: int, pushes: int, broker: str, output: Format) -> None:
     with EpisodeProgress(pushes, what="pushes") as bar:
         bar.stage("loading TensorFlow")
-        from quarl_edge.push_bench import push_end_to_end
+        from quarl_edge.bench.push import push_end_to_end
 
         found = push_end_to_end(
             sizes, actors=actors, pushes=pushes, broker=broker, progress=bar.advance, tell=bar.stage
@@ -189,7 +189,7 @@ def schemes(
     if not sources:
         raise UsageError(f"{manifest} has no source named {', '.join(only or [])}")
     require_learner("bench")
-    from quarl_edge.scheme_table import SCHEME_COLUMNS, calibration_used, play_source
+    from quarl_edge.bench.schemes import SCHEME_COLUMNS, calibration_used, play_source
 
     rows: list[dict[str, Any]] = []
     with EpisodeProgress(len(sources) * len(SCHEME_COLUMNS), what="files") as bar:

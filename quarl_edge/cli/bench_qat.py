@@ -40,7 +40,7 @@ def qat(
     if make_config(env, settings=settings or []).goal_return is None:
         raise UsageError(f"{env} has no goal to reach", hint="name one: --set goal_return=NUMBER")
     with quit_at_interrupt():
-        from quarl_edge.qat_table import QAT_VARIANTS, summarize, train_variant
+        from quarl_edge.bench.qat import QAT_VARIANTS, summarize, train_variant
 
     unknown = sorted(set(only or ()) - set(QAT_VARIANTS))
     if unknown:

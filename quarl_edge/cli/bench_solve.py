@@ -130,8 +130,8 @@ class _Trial:
 def _rows(trial: _Trial, seeds: Sequence[int], runs: Path | None) -> Iterator[dict[str, Any]]:
     """Train one seed after the other, until all are done or an end is asked for."""
     with quit_at_interrupt():
+        from quarl_edge.bench.solve import solve_seed
         from quarl_edge.learner.stop import StopSignal
-        from quarl_edge.solve_bench import solve_seed
 
     progress = make_progress()
     try:

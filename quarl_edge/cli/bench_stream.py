@@ -16,8 +16,8 @@ from quarl_edge.machine import describe_machine
 from quarl_edge.progress import EpisodeProgress
 
 if TYPE_CHECKING:
-    from quarl_edge.stream_bench.measure import StreamSpeed
-    from quarl_edge.stream_bench.workload import Workload
+    from quarl_edge.bench.stream.measure import StreamSpeed
+    from quarl_edge.bench.stream.workload import Workload
 
 SWEEP_ACTORS = (1, 2, 4, 8, 16)
 SWEEP_OBSERVATIONS = ("CartPole", "64:float32", "84x84:uint8", "84x84x4:uint8")
@@ -57,8 +57,8 @@ def stream(
       quarl-edge bench stream --stages --observation 84x84x4:uint8
       quarl-edge bench stream --sweep --out docs/results/stream.json
     """
-    from quarl_edge.stream_bench.measure import stream_speed
-    from quarl_edge.stream_bench.workload import Workload
+    from quarl_edge.bench.stream.measure import stream_speed
+    from quarl_edge.bench.stream.workload import Workload
 
     if broker:
         BrokerURL.parse(broker)
@@ -97,7 +97,7 @@ def stream(
 
 
 def _tell_stages(load: Workload, out: Path | None, output: Format) -> None:
-    from quarl_edge.stream_bench.stages import stage_costs
+    from quarl_edge.bench.stream.stages import stage_costs
 
     costs = stage_costs(load)
     told = {

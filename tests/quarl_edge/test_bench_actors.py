@@ -7,8 +7,8 @@ import pytest
 from quarl_device.environments import EnvSpec
 from quarl_device.errors import MissingExtra, UnknownEnvironment
 from quarl_device.policy import Policy
-from quarl_edge import actor_bench
-from quarl_edge.actor_bench import ActorBench, random_policy
+from quarl_edge.bench import actors as actor_bench
+from quarl_edge.bench.actors import ActorBench, random_policy
 from quarl_edge.cli import app
 
 QUICK = ["--hidden", "8", "--seconds", "0.1"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quarl_edge.calibration_table import judged_on, summarize
+from quarl_edge.bench.calibration import judged_on, summarize
 from quarl_edge.cli import app
 from quarl_export.calibration import CalibrationData
 

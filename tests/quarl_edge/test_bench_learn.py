@@ -7,11 +7,11 @@ import pytest
 from continuous_factory import BOX, DISCRETE, OBSERVATION, without_xla
 
 from quarl_device.contract import ObservationSpec
-from quarl_edge import learn_bench
 from quarl_edge.algorithms import ALGORITHMS
+from quarl_edge.bench import learn as learn_bench
+from quarl_edge.bench.float_policy import FloatPolicy
+from quarl_edge.bench.learn import ACTIONS, bench_config, made_up, update_speed
 from quarl_edge.cli import app
-from quarl_edge.float_policy import FloatPolicy
-from quarl_edge.learn_bench import ACTIONS, bench_config, made_up, update_speed
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
 

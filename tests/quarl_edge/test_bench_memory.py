@@ -9,8 +9,8 @@ import time
 import pytest
 
 from quarl_device.errors import ActorFailed, UsageError
+from quarl_edge.bench.memory import _name_of, _Run, descendants, watch_a_run
 from quarl_edge.cli import main
-from quarl_edge.memory_bench import _name_of, _Run, descendants, watch_a_run
 
 
 def test_children_of_children_are_seen_and_nobody_elses(tmp_path):

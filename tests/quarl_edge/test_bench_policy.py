@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from quarl_edge.bench.schemes import SCHEME_COLUMNS
 from quarl_edge.cli import app
-from quarl_edge.scheme_table import SCHEME_COLUMNS
 
 TRAINED = Path(__file__).parent.parent / "data" / "trained"
 
@@ -107,7 +107,7 @@ def test_an_unknown_source_is_refused_by_name(capfd):
 
 
 def test_a_trained_agent_is_played_in_every_scheme(capfd, monkeypatch):
-    from quarl_edge import scheme_table
+    from quarl_edge.bench import schemes as scheme_table
 
     monkeypatch.setattr(scheme_table, "_JUDGED_EPISODES", 10)
     # One of those with which int8 holds: see docs/schemes.md.

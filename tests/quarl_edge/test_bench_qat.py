@@ -5,10 +5,10 @@ import json
 import pytest
 
 from quarl_device.errors import CheckFailed, NotSolved
-from quarl_edge import qat_table
+from quarl_edge.bench import qat as qat_table
+from quarl_edge.bench.qat import QAT_VARIANTS, summarize, train_variant
 from quarl_edge.cli import main
 from quarl_edge.configure import make_config
-from quarl_edge.qat_table import QAT_VARIANTS, summarize, train_variant
 
 
 def run(capfd, *words):

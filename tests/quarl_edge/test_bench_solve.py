@@ -11,7 +11,8 @@ from run_factory import judged
 from quarl_device.errors import NonFiniteError, NotSolved
 from quarl_device.evaluate import evaluate
 from quarl_device.policy_file import read_policy_path
-from quarl_edge import solve_bench
+from quarl_edge.bench import solve as solve_bench
+from quarl_edge.bench.solve import Paired, SeedReport, solve_seed
 from quarl_edge.cli import main
 from quarl_edge.configure import make_config
 from quarl_edge.curves import t975
@@ -19,7 +20,6 @@ from quarl_edge.judgements import JudgementLog
 from quarl_edge.learner.result import StopReason
 from quarl_edge.learner.stop import StopSignal
 from quarl_edge.progress import Silent
-from quarl_edge.solve_bench import Paired, SeedReport, solve_seed
 
 FILE = Path(__file__).parent.parent / "data" / "cartpole.tflite"
 

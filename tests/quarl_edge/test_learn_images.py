@@ -12,9 +12,9 @@ from quarl_device.frame_stack import input_shape
 from quarl_device.testing.identity import PIXELS_ID
 from quarl_device.wire.block import BlockCodec
 from quarl_edge.algorithms import ALGORITHMS
+from quarl_edge.bench.float_policy import FloatPolicy
 from quarl_edge.config import TrainConfig
 from quarl_edge.configure import config_from_json, make_config, preset_names, usual_algorithm
-from quarl_edge.float_policy import FloatPolicy
 from quarl_edge.learner.gate import PushGate
 from quarl_edge.learner.head_range import fit_head_range
 from quarl_edge.learner.networks import FloatNetwork, compiles_well

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from quarl_device.errors import ActorFailed, LinkLost, UnsupportedSpace, UsageError
 from quarl_device.wire.block import BlockCodec
+from quarl_edge.bench.stream import measure
+from quarl_edge.bench.stream.sender import Order
+from quarl_edge.bench.stream.witness import Seen, same
+from quarl_edge.bench.stream.workload import DISCOUNT, NUMBERS, Stream, Workload, checked
 from quarl_edge.cli import main
 from quarl_edge.machine import anonymous_bytes, resident_bytes
 from quarl_edge.replay.nstep import NStepAssembler
-from quarl_edge.stream_bench import measure
-from quarl_edge.stream_bench.sender import Order
-from quarl_edge.stream_bench.witness import Seen, same
-from quarl_edge.stream_bench.workload import DISCOUNT, NUMBERS, Stream, Workload, checked
 
 SMALL = Workload(observation="3:float32", envs=2, block_steps=150)
 

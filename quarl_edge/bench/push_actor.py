@@ -1,4 +1,4 @@
-"""One actor of `quarl-edge bench push --end-to-end`: `python -m quarl_edge.push_bench_actor URL FLEET KEY NAME`.
+"""One actor of `quarl-edge bench push --end-to-end`: `python -m quarl_edge.bench.push_actor URL FLEET KEY NAME`.
 
 It acts once with every policy that comes, and says on stdout, as one line of JSON each, how long after the learner read
 its variables the whole file was here, and it had acted. It ends on SIGTERM, or with its stdin.

@@ -1,4 +1,4 @@
-"""One sender of `quarl-edge bench stream`: `python -m quarl_edge.stream_bench.sender ORDER`, ORDER as JSON.
+"""One sender of `quarl-edge bench stream`: `python -m quarl_edge.bench.stream.sender ORDER`, ORDER as JSON.
 
 Everything but the environment and the policy is the actor's own: recorder, codec, outbox in memory, session, speaker.
 It says "ready" on stdout, streams from the first line on stdin to the second, waits until all of it is durable, and
@@ -25,7 +25,7 @@ from quarl_device.link import BrokerURL, Message, PahoLink, read_password
 from quarl_device.wire.block import BlockCodec
 from quarl_device.wire.messages import Ack
 from quarl_device.wire.topics import Topics
-from quarl_edge.stream_bench.workload import Stream, Workload
+from quarl_edge.bench.stream.workload import Stream, Workload
 
 EPOCH = 1
 _TICK_S = 0.1

@@ -28,9 +28,9 @@ from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.push import Exploration
 from quarl_device.wire.topics import Topics
+from quarl_edge.bench.push_actor import ACTION, ENV_ID, EPOCH, OBSERVATION
 from quarl_edge.learner.blobs import BlobServer
 from quarl_edge.learner.publisher import PolicyPublisher, Pushed
-from quarl_edge.push_bench_actor import ACTION, ENV_ID, EPOCH, OBSERVATION
 from quarl_export.networks import NetworkSpec
 from quarl_export.qat import QatPolicy
 from quarl_export.qat_template import QatTemplate
@@ -235,7 +235,7 @@ class _Company:
     def __init__(self, count: int, *, url: str, topics: Topics, key: LearnerKey) -> None:
         self._said: queue.Queue[tuple[int, dict[str, float] | None]] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
-        words = [sys.executable, "-m", "quarl_edge.push_bench_actor", url, topics.fleet, key.public.hex]
+        words = [sys.executable, "-m", "quarl_edge.bench.push_actor", url, topics.fleet, key.public.hex]
         for index in range(count):
             process = subprocess.Popen([*words, f"actor-{index}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self._processes.append(process)

@@ -29,6 +29,9 @@ from quarl_device.errors import ActorFailed, LinkLost, UsageError
 from quarl_device.link import BrokerURL, PahoLink, read_password
 from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.wire.topics import Topics
+from quarl_edge.bench.stream.sender import EPOCH, Order
+from quarl_edge.bench.stream.witness import Witness, same
+from quarl_edge.bench.stream.workload import ACTION, DISCOUNT, Workload
 from quarl_edge.ingest.sessions import SessionTable
 from quarl_edge.learner.receiver import Receiver
 from quarl_edge.machine import resident_bytes
@@ -37,9 +40,6 @@ from quarl_edge.replay.experience import ReplayExperience
 from quarl_edge.replay.journal import Journal
 from quarl_edge.replay.limiter import SampleToInsertRatio
 from quarl_edge.replay.nstep import NStepAssembler
-from quarl_edge.stream_bench.sender import EPOCH, Order
-from quarl_edge.stream_bench.witness import Witness, same
-from quarl_edge.stream_bench.workload import ACTION, DISCOUNT, Workload
 
 MAX_ACTORS = 64
 MAX_SECONDS = 86_400.0
@@ -344,7 +344,7 @@ class _Senders:
         self._processes: list[subprocess.Popen[bytes]] = []
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         for order in orders:
-            words = [sys.executable, "-m", "quarl_edge.stream_bench.sender", order.encode()]
+            words = [sys.executable, "-m", "quarl_edge.bench.stream.sender", order.encode()]
             process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
             self._processes.append(process)
             threading.Thread(target=self._listen, args=(order.index, process), daemon=True).start()

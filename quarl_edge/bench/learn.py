@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import UsageError
 from quarl_edge.algorithms import AlgorithmInfo
+from quarl_edge.bench.float_policy import FloatPolicy
 from quarl_edge.config import RolloutConfig, TrainConfig, fields
 from quarl_edge.configure import algorithm_info, make_config
-from quarl_edge.float_policy import FloatPolicy
 from quarl_edge.replay.rollouts import Rollout
 from quarl_edge.replay.transitions import Batch
 from quarl_export.networks import NATURE, NetworkSpec

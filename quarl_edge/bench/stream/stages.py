@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.wire.block import BlockCodec
+from quarl_edge.bench.stream.measure import open_ingest
+from quarl_edge.bench.stream.workload import DISCOUNT, Stream, Workload
 from quarl_edge.ingest.ingest import MAX_MAGNITUDE, Ingest
 from quarl_edge.ingest.sessions import SessionTable
 from quarl_edge.replay.journal import Journal
 from quarl_edge.replay.nstep import NStepAssembler
-from quarl_edge.stream_bench.measure import open_ingest
-from quarl_edge.stream_bench.workload import DISCOUNT, Stream, Workload
 
 DEVICE, BOOT_ID = "actor-0", "0" * 16
 _GROUPS = 10

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from quarl_edge.bench.stream.workload import NUMBERS, checked
 from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.ingest.sessions import Verdict
 from quarl_edge.replay.transitions import Transitions
-from quarl_edge.stream_bench.workload import NUMBERS, checked
 
 
 @dataclass

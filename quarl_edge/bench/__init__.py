@@ -1,0 +1,1 @@
+"""What the published figures are measured with: a module for each `quarl-edge bench` command."""
