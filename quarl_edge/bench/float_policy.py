@@ -22,6 +22,7 @@ class FloatPolicy:
     Attributes:
         spec: as given.
         model: maps float32 ``[batch, *input_shape]`` to what the head gives, as `QatPolicy.model` does.
+        linear_model: the same without a tanh at its end.
         log_std: trainable, of a gaussian head; `None` for any other.
         trainable_variables: kernels and biases, in layer order, then log_std.
         variables: those and the normaliser's constants.
@@ -38,7 +39,7 @@ class FloatPolicy:
         ]
         hidden += [tf_keras.layers.Flatten()] * spec.sees_images
         hidden += [tf_keras.layers.Dense(units, activation="relu") for units in spec.hidden]
-        last = tf_keras.layers.Dense(spec.head_units, activation="tanh" if spec.head == "action" else None)
+        last = tf_keras.layers.Dense(spec.head_units)
         self._layers = tf_keras.Sequential([tf_keras.Input(spec.input_shape), *hidden, last])
         self.log_std = tf.Variable(tf.zeros(spec.head_units), name="log_std") if spec.head == "gaussian" else None
         spread = [] if self.log_std is None else [self.log_std]
@@ -47,6 +48,11 @@ class FloatPolicy:
 
     def model(self, observations: Any, *, training: bool = False) -> Any:
         """Return what the head gives; training changes nothing here."""
+        linear = self.linear_model(observations, training=training)
+        return tf.tanh(linear) if self.spec.head == "action" else linear
+
+    def linear_model(self, observations: Any, *, training: bool = False) -> Any:
+        """Return what the last dense layer gives."""
         return self._layers((observations - self._offset) * self._scale, training=training)
 
     def clone(self) -> FloatPolicy:

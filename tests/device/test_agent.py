@@ -594,7 +594,6 @@ def test_no_broker_is_code_30(broker, actor):
         ({"action": dataclasses.replace(ACTION, n=3)}, SpaceMismatch),
         ({"action": dataclasses.replace(ACTION, n=65536)}, SpaceMismatch),
         ({"observations": (ObservationSpec(key="observation", shape=(2048, 2048)),)}, UnsupportedSpace),
-        ({"observations": (dataclasses.replace(OBSERVATIONS[0], stack=4),)}, UnsupportedSpace),
     ],
 )  # fmt: skip
 def test_what_can_never_work_here_ends_it_with_a_reason(broker, actor, birth, error):

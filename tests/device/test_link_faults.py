@@ -59,16 +59,22 @@ class Scripted:
                 return
             self.accepted += 1
             sock.settimeout(2)
-            with contextlib.suppress(OSError):
+            try:
                 if self._tls is not None:
                     sock = self._tls.wrap_socket(sock, server_side=True)
                 self._answer(sock)
-            self._open.append(sock)
+            except OSError:
+                pass
+            finally:
+                self._open.append(sock)
 
 
 def read_packet(sock):
     """Return the type and body of a short MQTT packet."""
-    kind, size = sock.recv(2)
+    head = sock.recv(2, socket.MSG_WAITALL)
+    if len(head) < 2:
+        raise ConnectionError("the client has hung up")
+    kind, size = head
     return kind, sock.recv(size) if size else b""
 
 

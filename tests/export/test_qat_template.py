@@ -131,7 +131,10 @@ def test_trained_file_and_network_agree_in_every_step(quantization, step):
     assert bool(lsb) == (step == 0.0)
     twin = twin_outputs(policy.spec, snapshot, inputs)
     if lsb:
-        assert lsb_errors(outputs, twin, lsb=lsb).max() == 0
+        # A step of int16 is so fine that float sums in another order, as other processors have them, may miss one.
+        fine = int(policy.spec.quantization.head_output == "int16")
+        assert lsb_errors(outputs, twin, lsb=lsb).max() <= fine
+        step = fine * lsb / np.abs(twin).max()
     np.testing.assert_allclose(outputs, twin, rtol=3e-7, atol=step * np.abs(twin).max())
     _check_grids(model, policy.spec.quantization)
 

@@ -67,11 +67,10 @@ def test_a_missing_extra_is_a_row_with_the_command_that_adds_it(capfd, monkeypat
     assert "load average" in where
 
 
-@pytest.mark.parametrize(("env_id", "code"), [("Nope-v1", UnknownEnvironment.code), ("QuarlCatch-v0", 21)])
-def test_where_nothing_was_measured_the_first_reason_is_the_exit_code(capfd, env_id, code):
-    found, out, err = run(capfd, env_id, "--envs", "1", *QUICK)
-    assert found == code
-    assert out.startswith(f"{env_id} x 1: not measured: ")
+def test_where_nothing_was_measured_the_first_reason_is_the_exit_code(capfd):
+    found, out, err = run(capfd, "Nope-v1", "--envs", "1", *QUICK)
+    assert found == UnknownEnvironment.code
+    assert out.startswith("Nope-v1 x 1: not measured: ")
     assert "Traceback" not in err
 
 

@@ -295,7 +295,7 @@ def test_refuses_nonsense(n, discount):
 
 
 @pytest.mark.parametrize(
-    ("n", "steps", "envs", "bound_us"), [(1, 256, 1, 60), (3, 256, 1, 150), (1, 64, 64, 1_000), (3, 64, 64, 1_000)]
+    ("n", "steps", "envs", "bound_us"), [(1, 256, 1, 150), (3, 256, 1, 400), (1, 64, 64, 2_000), (3, 64, 64, 2_000)]
 )
 def test_is_fast(n, steps, envs, bound_us):
     """The bounds hold with room to spare on an idle core; the best of many runs forgives a busy one."""

@@ -54,4 +54,4 @@ def test_the_evaluator_plays_what_the_user_named(monkeypatch):
     monkeypatch.setattr("quarl_edge.local.evaluator._new_pool", lambda: SimpleNamespace(submit=handed.append))
     Evaluator(env_id=ENV, episodes=1, seed=0).submit(b"", None, version=1, env_steps=0)
     [work] = handed
-    assert [part.env_id for part in work.args if hasattr(part, "env_id")] == [ENV]
+    assert [part.env_id for part in work.keywords.values() if hasattr(part, "env_id")] == [ENV]

@@ -42,7 +42,8 @@ class Algorithm:
 
     def __init__(self):
         self.updates = 0
-        self.policy = SimpleNamespace(snapshot=lambda: "weights", head_range_from=lambda _: None)
+        spec = SimpleNamespace(head="q_values", sees_images=False, convolutions=())
+        self.policy = SimpleNamespace(spec=spec, snapshot=lambda: "weights", head_range_from=lambda _: None)
 
     def update(self, batch):
         self.updates += 1

@@ -14,7 +14,6 @@ from quarl_export.importers.options import ImportOptions
 from quarl_export.ir.layers import Layer
 from quarl_export.ir.policy_graph import Float32, GraphInput, ImportedPolicy, PolicyGraph
 from quarl_export.networks import NetworkSpec, unit_box
-from quarl_export.qat_graph import layer_names
 from quarl_export.snapshot import PolicySnapshot, for_export
 
 _MANIFEST = "policy.json"
@@ -89,6 +88,8 @@ def _head(head: Head, snapshot: PolicySnapshot) -> Head:
 
 
 def _layers(snapshot: PolicySnapshot, key: str, spec: NetworkSpec) -> tuple[list[Layer], dict[str, Float32]]:
+    from quarl_export.qat_graph import layer_names  # with TensorFlow, which files that are refused do not need
+
     layers: list[Layer] = []
     weights: dict[str, Float32] = {}
     last, tensor = len(snapshot.kernels) - 1, key
