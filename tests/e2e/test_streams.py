@@ -354,7 +354,7 @@ def test_all_of_them_are_killed_while_a_full_spool_stands_still(remote_scene, pr
     scene.wait_for_more(20)
     proxy.refuse()
     proxy.cut()
-    scene._wait(lambda: "spool full" in scene.actor.said(), "a full spool", 120)
+    scene.wait_until(lambda: "spool full" in scene.actor.said(), "a full spool", 120)
     made = scene.made()
     scene.kill(scene.learner)
     time.sleep(0.5)
