@@ -84,6 +84,13 @@ def rollout(seed=0):
     )
 
 
+def test_a_target_sees_images_a_batch_at_a_time(monkeypatch):
+    """All batches of a call at once, in float: 115 MB of K = 32 batches of Atari's."""
+    monkeypatch.setattr("quarl_edge.algorithms.dqn.learner.at_once", lambda *_: pytest.fail("K batches in memory"))
+    settings = config("dqn", target_tau=0.0, target_period_updates=4)
+    ALGORITHMS["dqn"].build(settings, QatPolicy(network(), normalize=True)).update(batch())
+
+
 def test_dqn_learns_what_an_image_shows():
     algorithm = ALGORITHMS["dqn"].build(config("dqn", learning_rate=3e-3), QatPolicy(network(), normalize=True))
     before = algorithm.arrays()

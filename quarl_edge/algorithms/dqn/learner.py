@@ -75,8 +75,9 @@ class Dqn:
         self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
     ) -> Tensor:
         steps = tf.shape(reward)[0]
-        still = not self._config.target_tau
-        # A target that stands still for the whole call sees all of its batches at once: one product instead of K.
+        # A target that stands still for the whole call sees all of its batches at once: one product instead of K. Not
+        # of images, which in float would need K times the memory of a batch, for products that are large already.
+        still = not self._config.target_tau and not self.policy.spec.sees_images
         next_q = at_once(self._next_q, after) if still else after
         loss, q_mean = tf.zeros(()), tf.zeros(())
         errors = tf.TensorArray(tf.float32, steps, element_shape=reward.shape[1:])
