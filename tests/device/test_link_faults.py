@@ -71,11 +71,19 @@ class Scripted:
 
 def read_packet(sock):
     """Return the type and body of a short MQTT packet."""
-    head = sock.recv(2, socket.MSG_WAITALL)
-    if len(head) < 2:
-        raise ConnectionError("the client has hung up")
-    kind, size = head
-    return kind, sock.recv(size) if size else b""
+    kind, size = _read(sock, 2)
+    return kind, _read(sock, size)
+
+
+def _read(sock, size):
+    # Not MSG_WAITALL: a TLS socket takes no flags.
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise ConnectionError("the client has hung up")
+        data += part
+    return data
 
 
 def answering(*replies):

@@ -49,6 +49,7 @@ def test_a_run_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path):
 
 @pytest.mark.e2e
 def test_learner_broker_and_actors_of_a_short_run(tmp_path, capsys):
+    before = set(descendants(os.getpid()))
     out = tmp_path / "memory.json"
     words = ["bench", "memory", "--seconds", "2", "--warm-up", "0", "--actors", "1", "--set", "hidden=32"]
     words += ["--set", "replay_capacity=1000"]
@@ -64,6 +65,6 @@ def test_learner_broker_and_actors_of_a_short_run(tmp_path, capsys):
     assert held["learner"]["start_bytes"] > held["actor-0"]["start_bytes"] > 10_000_000
     assert said["env_steps"] > 0 < said["updates"]
     deadline_s = time.monotonic() + 15
-    while descendants(os.getpid()) and time.monotonic() < deadline_s:
+    while (left := set(descendants(os.getpid())) - before) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert not descendants(os.getpid()), "nothing outlives it"
+    assert not left, "nothing outlives it"
