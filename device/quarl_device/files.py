@@ -14,6 +14,7 @@ from quarl_device.errors import ModelError, ModelFileError, QuarlError
 
 _PIPE_TIMEOUT_S = 5.0
 _PIECE_BYTES = 1024 * 1024
+_PREFIX_CHARS = 48  # of a temporary name, so that a name of 255 bytes can be written too
 
 
 def read_capped(path: Path, *, cap_bytes: int, error: type[QuarlError], what: str) -> bytes:
@@ -94,7 +95,7 @@ def write_atomic(
     path = Path(os.path.realpath(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:_PREFIX_CHARS]}.", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated, Any
 
@@ -112,6 +113,9 @@ def _wrong_usage(error: Any) -> QuarlError:
 def _fault_of_the_system(error: OSError) -> QuarlError:
     """Return what no part foresaw (a disk that is full, a directory that is gone) as one line."""
     what = error.strerror or str(error) or type(error).__name__
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        shown = str(error.filename)
+        return UsageError(f"{shown if len(shown) < 80 else shown[:77] + '...'}: {what}", hint="give another path")
     return QuarlError(what if error.filename is None else f"{error.filename}: {what}")
 
 

@@ -55,6 +55,12 @@ def test_writes_whole_with_mode_and_parents(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
+def test_the_longest_name_that_a_file_system_takes_can_be_written(tmp_path):
+    target = tmp_path / ("x" * 255)
+    write_atomic(target, b"new", error=ModelFileError, what="policy")
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"old")

@@ -147,6 +147,12 @@ def test_what_nobody_foresaw_of_the_system_is_one_line(capsys, monkeypatch):
     assert capsys.readouterr().err == "quarl-edge: error: /data/x: No space left on device\n"
 
 
+@pytest.mark.parametrize("words", [["inspect", "x" * 300], ["export", "x" * 300, "--from", "policy.tflite"]])
+def test_a_name_that_no_file_system_takes_is_wrong_usage(capsys, words):
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"quarl-edge: error: {'x' * 77}...: File name too long (give another path)\n"
+
+
 def test_an_interrupted_command_ends_with_130_quietly(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
