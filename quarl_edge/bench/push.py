@@ -7,27 +7,22 @@ The learner's side is the one that trains (`PolicyPublisher`, `BlobServer`), the
 from __future__ import annotations
 
 import contextlib
-import json
-import queue
 import secrets
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
 from quarl_device.contract import Head, PolicyContract
-from quarl_device.errors import ActorFailed, LinkLost
 from quarl_device.link import BrokerURL, PahoLink, read_password
 from quarl_device.runtime import find_runtime
 from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.push import Exploration
 from quarl_device.wire.topics import Topics
+from quarl_edge.bench.children import Children
 from quarl_edge.bench.push_actor import ACTION, ENV_ID, EPOCH, OBSERVATION
 from quarl_edge.learner.blobs import BlobServer
 from quarl_edge.learner.publisher import PolicyPublisher, Pushed
@@ -137,7 +132,7 @@ class _Scene:
 
     publisher: PolicyPublisher
     blobs: BlobServer
-    company: _Company
+    company: Children
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,15 +173,20 @@ def _scene(policy: QatPolicy, *, actors: int, broker: str, tell: Callable[[str],
         tell(f"starting {actors} actor processes" + ("" if broker else " and a Mosquitto"))
         url = broker or stack.enter_context(Mosquitto()).url
         link = stack.enter_context(_connected(url))
-        company = stack.enter_context(_Company(actors, url=url, topics=topics, key=key))
+        company = stack.enter_context(_company(actors, url=url, topics=topics, key=key))
         blobs = BlobServer(link, topics, audience=lambda: actors)
         stack.callback(blobs.close)
         blobs.start()
         publisher = PolicyPublisher(template, link=link, topics=topics, key=key, epoch=EPOCH, blobs=blobs)
         stack.callback(link.flush, timeout_s=2.0)
         stack.callback(link.publish, topics.policy, b"", retain=True)
-        company.wait_ready()
+        company.collect(lambda said: "ready" in said, timeout_s=_START_S, what="connected")
         yield _Scene(publisher=publisher, blobs=blobs, company=company)
+
+
+def _company(count: int, *, url: str, topics: Topics, key: LearnerKey) -> Children:
+    words = [sys.executable, "-m", "quarl_edge.bench.push_actor", url, topics.fleet, key.public.hex]
+    return Children([[*words, f"actor-{index}"] for index in range(count)], name="actor")
 
 
 def _time_one(policy: QatPolicy, version: int, scene: _Scene) -> _Timed:
@@ -194,7 +194,11 @@ def _time_one(policy: QatPolicy, version: int, scene: _Scene) -> _Timed:
     exploration = Exploration(values=(0.0,))
     pushed = scene.publisher.prepare(policy.snapshot, version=version, env_steps=0, exploration=exploration)
     scene.publisher.publish(pushed)
-    return _Timed(pushed=pushed, said=scene.company.wait_acted(version, scene.publisher))
+    scene.publisher.retry()
+    said = scene.company.collect(
+        lambda said: said.get("version") == version, timeout_s=_PUSH_S, what=f"acted on {version}"
+    )
+    return _Timed(pushed=pushed, said=said)
 
 
 def _medians(stages_ms: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -227,59 +231,3 @@ def _connected(url: str) -> Iterator[PahoLink]:
         yield link
     finally:
         link.close()
-
-
-class _Company:
-    """Actor processes, and what they say on stdout."""
-
-    def __init__(self, count: int, *, url: str, topics: Topics, key: LearnerKey) -> None:
-        self._said: queue.Queue[tuple[int, dict[str, float] | None]] = queue.Queue()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        words = [sys.executable, "-m", "quarl_edge.bench.push_actor", url, topics.fleet, key.public.hex]
-        for index in range(count):
-            process = subprocess.Popen([*words, f"actor-{index}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            self._processes.append(process)
-            threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
-
-    def __enter__(self) -> _Company:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.wait(timeout=10.0)
-            if process.stdin is not None:
-                process.stdin.close()
-
-    def wait_ready(self) -> None:
-        """Wait until every actor listens."""
-        self._collect(lambda said: "ready" in said, timeout_s=_START_S, what="connected")
-
-    def wait_acted(self, version: int, publisher: PolicyPublisher) -> list[dict[str, float]]:
-        """Return what every actor says of `version`: ms since its variables were read."""
-        publisher.retry()
-        return self._collect(lambda said: said.get("version") == version, timeout_s=_PUSH_S, what=f"acted on {version}")
-
-    def _collect(
-        self, holds: Callable[[dict[str, float]], bool], *, timeout_s: float, what: str
-    ) -> list[dict[str, float]]:
-        found: dict[int, dict[str, float]] = {}
-        deadline_s = time.monotonic() + timeout_s
-        while len(found) < len(self._processes):
-            try:
-                index, said = self._said.get(timeout=max(0.01, deadline_s - time.monotonic()))
-            except queue.Empty:
-                raise LinkLost(f"{len(found)} of {len(self._processes)} actors {what} in {timeout_s:.0f} s") from None
-            if said is None:
-                raise ActorFailed(f"actor-{index} ended before it {what}")
-            if holds(said):
-                found[index] = said
-        return [found[index] for index in sorted(found)]
-
-    def _listen(self, index: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None  # noqa: S101  asked for above
-        with process.stdout:
-            for line in process.stdout:
-                self._said.put((index, json.loads(line)))
-        self._said.put((index, None))

@@ -8,27 +8,22 @@ n-step assembly, replay and acks, and a checkpoint's trim of the journal every f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import queue
 import secrets
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 
-from quarl_device.errors import ActorFailed, LinkLost, UsageError
+from quarl_device.errors import UsageError
 from quarl_device.link import BrokerURL, PahoLink, read_password
 from quarl_device.testing.mosquitto import Mosquitto
 from quarl_device.wire.topics import Topics
+from quarl_edge.bench.children import Children, Said
 from quarl_edge.bench.stream.sender import EPOCH, Order
 from quarl_edge.bench.stream.witness import Witness, same
 from quarl_edge.bench.stream.workload import ACTION, DISCOUNT, Workload
@@ -45,7 +40,6 @@ MAX_ACTORS = 64
 MAX_SECONDS = 86_400.0
 _WARM_UP_S = 1.0
 _READY_S, _DRAINED_S = 60.0, 90.0
-_LOOK_S = 0.2
 _CHECKPOINT_S = 5.0
 _REPLAY_BYTES = 256 * 1024 * 1024
 _ENDLESS = 2**62
@@ -158,7 +152,7 @@ def stream_speed(
         stack.callback(ingest.close)
         receiver = stack.enter_context(_receiving(url, topics, ingest))
         orders = [Order(url=url, fleet=topics.fleet, index=index, workload=workload) for index in range(actors)]
-        senders = stack.enter_context(_Senders(orders, check=(lambda: None) if own is None else own.check))
+        senders = stack.enter_context(_senders(orders, check=(lambda: None) if own is None else own.check))
         window = _run(senders, ingest, receiver, seconds=seconds, progress=progress)
         stored = ingest.replay.newest(ingest.replay.capacity)
         ingest.close()
@@ -213,16 +207,16 @@ class _Window:
     blocks: int
     cpu_s: float
     memory: tuple[Memory, ...]
-    begun: Sequence[dict[str, Any]]
-    ended: Sequence[dict[str, Any]]
+    begun: Sequence[Said]
+    ended: Sequence[Said]
 
 
 def _run(
-    senders: _Senders, ingest: Witness, receiver: Receiver, *, seconds: float, progress: Callable[[float], None]
+    senders: Children, ingest: Witness, receiver: Receiver, *, seconds: float, progress: Callable[[float], None]
 ) -> _Window:
-    senders.collect("ready", timeout_s=_READY_S)
+    _said(senders, "ready", timeout_s=_READY_S)
     senders.tell()
-    begun = senders.collect("begun", timeout_s=_READY_S)
+    begun = _said(senders, "begun", timeout_s=_READY_S)
     _learn(ingest, senders, _WARM_UP_S, lambda _share: None)
     samples = _Samples(ingest, senders, every_s=seconds / SAMPLES)
 
@@ -235,7 +229,7 @@ def _run(
     after = (time.monotonic(), ingest.replay.inserted, ingest.counters["blocks"], time.process_time())
     memory = samples.ended()
     senders.tell()
-    ended = senders.collect("checksum", timeout_s=_DRAINED_S)
+    ended = _said(senders, "checksum", timeout_s=_DRAINED_S)
     return _Window(
         seconds=after[0] - before[0],
         transitions=after[1] - before[1],
@@ -247,13 +241,26 @@ def _run(
     )
 
 
+def _senders(orders: Sequence[Order], *, check: Callable[[], None]) -> Children:
+    return Children(
+        [[sys.executable, "-m", "quarl_edge.bench.stream.sender", order.encode()] for order in orders],
+        name="sender",
+        environment={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        check=check,
+    )
+
+
+def _said(senders: Children, key: str, *, timeout_s: float) -> list[Said]:
+    return senders.collect(lambda said: key in said, timeout_s=timeout_s, what=f"said {key!r}")
+
+
 class _Samples:
     """Looks at the memory of both ends now and then, from when replay is full on.
 
     A ring takes its memory as it fills: what grows after that would go on growing.
     """
 
-    def __init__(self, ingest: Witness, senders: _Senders, *, every_s: float) -> None:
+    def __init__(self, ingest: Witness, senders: Children, *, every_s: float) -> None:
         self._ingest = ingest
         self._senders = senders
         self._every_s = every_s
@@ -284,7 +291,7 @@ class _Samples:
         )
 
 
-def _learn(ingest: Witness, senders: _Senders, seconds: float, progress: Callable[[float], None]) -> None:
+def _learn(ingest: Witness, senders: Children, seconds: float, progress: Callable[[float], None]) -> None:
     """Do what a learner does to the ingest while it trains: checkpoints."""
     began_s = time.monotonic()
     checkpoint_s = began_s + _CHECKPOINT_S
@@ -333,86 +340,3 @@ def _speed(workload: Workload, window: _Window, ingest: Witness, *, survived: bo
         memory=window.memory,
         broker=broker,
     )
-
-
-class _Senders:
-    """Sender processes, and what they say."""
-
-    def __init__(self, orders: Sequence[Order], *, check: Callable[[], None] = lambda: None) -> None:
-        self._check = check
-        self._said: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        for order in orders:
-            words = [sys.executable, "-m", "quarl_edge.bench.stream.sender", order.encode()]
-            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-            self._processes.append(process)
-            threading.Thread(target=self._listen, args=(order.index, process), daemon=True).start()
-
-    def __enter__(self) -> _Senders:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in self._processes:
-            if kind is not None:
-                process.kill()
-            assert process.stdin is not None  # noqa: S101  asked for above
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(timeout=10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=10.0)
-
-    def tell(self) -> None:
-        """Say the next word to all."""
-        for process in self._processes:
-            assert process.stdin is not None  # noqa: S101  asked for above
-            with contextlib.suppress(OSError):
-                process.stdin.write(b"\n")
-                process.stdin.flush()
-
-    def resident_bytes(self) -> int:
-        """Return the memory of all of them together."""
-        return sum(resident_bytes(process.pid) for process in self._processes)
-
-    def check(self) -> None:
-        """Raise ActorFailed where one has ended, LinkLost where the broker has."""
-        self._check()
-        for index, process in enumerate(self._processes):
-            if process.poll() is not None:
-                raise ActorFailed(f"sender {index} ended with status {process.returncode} in the middle of it")
-
-    def collect(self, key: str, *, timeout_s: float) -> list[dict[str, Any]]:
-        """Return the line with `key` of every sender, in order.
-
-        Raises:
-            ActorFailed: one ended.
-            LinkLost: not said in time, or the broker has ended.
-        """
-        found: dict[int, dict[str, Any]] = {}
-        deadline_s = time.monotonic() + timeout_s
-        while len(found) < len(self._processes):
-            self._check()
-            try:
-                index, said = self._said.get(timeout=_LOOK_S)
-            except queue.Empty:
-                if time.monotonic() < deadline_s:
-                    continue
-                raise LinkLost(
-                    f"{len(found)} of {len(self._processes)} senders said {key!r} within {timeout_s:.0f} s"
-                ) from None
-            if said is None:
-                raise ActorFailed(f"sender {index} ended before it said {key!r}")
-            if key in said:
-                found[index] = said
-        return [found[index] for index in sorted(found)]
-
-    def _listen(self, index: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None  # noqa: S101  asked for above
-        with process.stdout:
-            for line in process.stdout:
-                self._said.put((index, json.loads(line)))
-        self._said.put((index, None))
