@@ -137,14 +137,19 @@ def convert_with(model: Any, settings: ConverterSettings) -> bytes:
 
 def _run(model: Any, settings: ConverterSettings) -> bytes:
     try:
-        with warnings.catch_warnings(), without_tensorflow_noise():
+        with (
+            warnings.catch_warnings(),
+            without_tensorflow_noise(),
+            tempfile.TemporaryDirectory(prefix="quarl-convert-") as folder,
+        ):
             # The fake quants say all that these statistics could.
             warnings.filterwarnings("ignore", message="Statistics for quantized inputs")
             # The converter's own calibration still goes through the interpreter that it warns of.
             warnings.filterwarnings("ignore", message=r"\s*Warning: tf.lite.Interpreter is deprecated")
-            data = bytes(_converter(model, settings).convert())
+            _save(model, folder)
+            data = bytes(_converter(folder, settings).convert())
             if not has_signature(data):
-                raise ConversionError("it could not save the network for itself, so that the file's ends have no names")
+                raise ConversionError("the file's ends have no names")
             return with_fixed_batch(data)
     except Exception as cause:  # the converter raises its own, ValueError, RuntimeError and more
         first_line = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
@@ -152,6 +157,28 @@ def _run(model: Any, settings: ConverterSettings) -> bytes:
             f"TensorFlow could not convert the policy: {first_line[:300]}",
             hint=f"it works in {tempfile.gettempdir()}: is there room?" if _is_full() else "",
         ) from cause
+
+
+def _save(model: Any, folder: str) -> None:
+    """Write what `model` computes as a SavedModel, its ends by their names in Keras.
+
+    The file that comes of it is that of `from_keras_model`, byte for byte, but Keras would also save each layer as a
+    function of its own, which takes most of a conversion's time.
+    """
+    ends = [
+        tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
+        for name, tensor in zip(model.input_names, model.inputs, strict=True)
+    ]
+
+    def serve(*inputs: Any) -> dict[str, Any]:
+        outputs = tf.nest.flatten(model(inputs[0] if len(inputs) == 1 else list(inputs), training=False))
+        return dict(zip(model.output_names, outputs, strict=True))
+
+    plain = tf.autograph.experimental.do_not_convert(serve)
+    served = tf.function(plain, input_signature=ends, autograph=False).get_concrete_function()
+    module = tf.Module()
+    module.kept = list(model.variables)  # what a SavedModel does not hold of itself it does not save
+    tf.saved_model.save(module, folder, signatures=served)
 
 
 def _is_full() -> bool:
@@ -165,8 +192,8 @@ def _is_full() -> bool:
     return False
 
 
-def _converter(model: Any, settings: ConverterSettings) -> Any:
-    converter = tf.lite.TFLiteConverter.from_keras_model(model)
+def _converter(folder: str, settings: ConverterSettings) -> Any:
+    converter = tf.lite.TFLiteConverter.from_saved_model(folder)
     # Its record of converter flags differs between versions and says nothing that a device needs.
     converter.exclude_conversion_metadata = True
     if settings.weights != "float32":

@@ -76,7 +76,9 @@ class QatPolicy:
             self.trainable_variables.append(self.log_std)
         self.variables: list[Any] = self._arrays() + self._scalars()
         batch = tf.TensorSpec((None, *spec.input_shape), tf.float32)
-        self._extremes = tf.function(self.head_extremes, input_signature=[batch])
+        self._extremes = tf.function(
+            tf.autograph.experimental.do_not_convert(self.head_extremes), input_signature=[batch], autograph=False
+        )
         self.restore(initial_snapshot(spec, seed=seed, normalized=normalize))
 
     def _last_layer(self) -> Any:
@@ -89,6 +91,8 @@ class QatPolicy:
         dense = keras.layers.Dense(spec.head_units, name=spec.head_layer)
         return dense if in_float else _Wrapper(dense, DenseQuantizeConfig(None, bits=bits))
 
+    # AutoGraph would rewrite every layer's Python, which takes most of a second.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _build(self) -> None:
         observation = keras.Input(self.spec.input_shape, name="observation")
         tensor = observation if self._normalizer is None else self._normalizer(observation)

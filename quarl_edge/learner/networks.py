@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,21 +26,6 @@ def blend_policy(target: QatPolicy, online: QatPolicy, tau: float) -> None:
     weights = {variable.ref() for variable in online.trainable_variables}
     for mine, theirs in zip(target.variables, online.variables, strict=True):
         mine.assign(mine + tau * (theirs - mine) if theirs.ref() in weights else theirs)
-
-
-def at_once(network: Callable[[Tensor], Tensor], batches: Tensor) -> Tensor:
-    """Return `network` of K batches in one call.
-
-    Args:
-        network: maps [N, ...] to [N, outputs], each row by itself.
-        batches: [K, B, ...].
-
-    Returns:
-        [K, B, outputs].
-    """
-    lead = tf.shape(batches)[:2]
-    outputs = network(tf.reshape(batches, (-1, *batches.shape[2:])))
-    return tf.reshape(outputs, tf.concat((lead, outputs.shape[1:]), axis=0))
 
 
 def compiles_well(spec: NetworkSpec) -> bool:

@@ -20,6 +20,7 @@ from quarl_device.wire.push import Exploration
 from quarl_edge.config import RolloutConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
+from quarl_edge.learner.fused import graph_of, in_turn
 from quarl_edge.learner.networks import FloatNetwork, compiles_well
 from quarl_edge.replay.rollouts import Rollout
 from quarl_export.qat import QatPolicy
@@ -53,8 +54,8 @@ class OnPolicyActorCritic(ABC):
         self._policy_optimizer = _adam(config.learning_rate, config, policy.trainable_variables)
         self._value_optimizer = _adam(config.value_learning_rate, config, self._value.trainable_variables)
         self._rng = np.random.Generator(np.random.PCG64(config.seed))
-        self._advantages = tf.function(self._examine, jit_compile=compiles_well(policy.spec))
-        self._fused = tf.function(self._run, jit_compile=compiles_well(policy.spec))
+        self._advantages = graph_of(self._examine, xla=compiles_well(policy.spec))
+        self._fused = graph_of(self._run, xla=compiles_well(policy.spec))
 
     @abstractmethod
     def policy_loss(self, log_prob: Tensor, acted_log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -169,14 +170,9 @@ class OnPolicyActorCritic(ABC):
     def _run(
         self, observation: Tensor, action: Tensor, acted: Tensor, advantage: Tensor, returns: Tensor, order: Tensor
     ) -> Tensor:
-        steps = tf.shape(order)[0]
-        totals = tuple(tf.zeros(()) for _ in range(4))
-        indices: Any = tf.range(steps)  # a loop in the graph
-        for k in indices:
-            rows = order[k]
-            parts = self._step(*(tf.gather(array, rows) for array in (observation, action, acted, advantage, returns)))
-            totals = tuple(total + part for total, part in zip(totals, parts, strict=True))
-        return [total / tf.cast(steps, tf.float32) for total in totals]
+        arrays = (observation, action, acted, advantage, returns)
+        totals = in_turn(lambda rows: self._step(*(tf.gather(array, rows) for array in arrays)), (order,), outputs=4)
+        return [tf.reduce_mean(total) for total in totals]
 
     def _step(
         self, observation: Tensor, action: Tensor, acted: Tensor, advantage: Tensor, returns: Tensor

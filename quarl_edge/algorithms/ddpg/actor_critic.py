@@ -19,7 +19,8 @@ from quarl_device.wire.exploration import Exploration, ExplorationKind
 from quarl_edge.algorithms.ddpg import DeterministicConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
-from quarl_edge.learner.networks import FloatNetwork, at_once, blend_policy
+from quarl_edge.learner.fused import at_once, graph_of, in_turn
+from quarl_edge.learner.networks import FloatNetwork, blend_policy
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -58,8 +59,8 @@ class DeterministicActorCritic(ABC):
         self._policy_optimizer = _adam(config.learning_rate, config, policy.trainable_variables)
         self._critic_optimizer = _adam(config.critic_learning_rate, config, self._critic.trainable_variables)
         self._updates = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="updates")
-        self._fused = tf.function(self._run, jit_compile=True)
-        self._copy = tf.function(self._copy_targets)
+        self._fused = graph_of(self._run, xla=True)
+        self._copy = graph_of(self._copy_targets, xla=False)
 
     # -- what the critic predicts --------------------------------------------------------------------------------------
 
@@ -134,21 +135,17 @@ class DeterministicActorCritic(ABC):
     def _run(
         self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
     ) -> Tensor:
-        steps = tf.shape(reward)[0]
         still = not self._config.target_tau
-        # Targets that stand still for the whole call see all of its batches at once: one product instead of K.
-        next_output = at_once(self._next_output, after) if still else after
-        totals = (tf.zeros(()), tf.zeros(()), tf.zeros(()))
-        errors = tf.TensorArray(tf.float32, steps, element_shape=reward.shape[1:])
-        indices: Any = tf.range(steps)  # a loop in the graph
-        for k in indices:
-            batch = (array[k] for array in (observation, action, reward, discount, weight))
-            ahead = next_output[k] if still else self._next_output(after[k])
-            *parts, error = self._step(*batch, next_output=ahead)
-            totals = tuple(total + part for total, part in zip(totals, parts, strict=True))
-            errors = errors.write(k, error)
-        self._updates.assign_add(tf.cast(steps, tf.int64))
-        return [*(total / tf.cast(steps, tf.float32) for total in totals), errors.stack()]
+        # Targets that stand still for the whole call see all of its batches at once.
+        ahead = at_once(self._next_output, after) if still else after
+
+        def step(*batch: Tensor) -> tuple[Tensor, ...]:
+            *parts, ahead = batch
+            return self._step(*parts, next_output=ahead if still else self._next_output(ahead))
+
+        *totals, errors = in_turn(step, (observation, action, reward, discount, weight, ahead), outputs=4)
+        self._updates.assign_add(tf.shape(reward, tf.int64)[0])
+        return [*(tf.reduce_mean(total) for total in totals), errors]
 
     def _next_output(self, after: Tensor) -> Tensor:
         after = tf.cast(after, tf.float32)

@@ -20,7 +20,8 @@ from quarl_device.wire.push import Exploration
 from quarl_edge.algorithms.dqn import DqnConfig
 from quarl_edge.learner import losses, variables
 from quarl_edge.learner.algorithm import Learned
-from quarl_edge.learner.networks import at_once, blend_policy, compiles_well
+from quarl_edge.learner.fused import at_once, graph_of, in_turn
+from quarl_edge.learner.networks import blend_policy, compiles_well
 from quarl_edge.replay.buffer import Batch
 from quarl_export.qat import QatPolicy
 
@@ -43,8 +44,8 @@ class Dqn:
         self._optimizer = tf_keras.optimizers.Adam(config.learning_rate, epsilon=config.adam_epsilon)
         self._optimizer.build(policy.trainable_variables)
         self._updates = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="updates")
-        self._fused = tf.function(self._run, jit_compile=compiles_well(policy.spec))
-        self._copy = tf.function(self._copy_target)
+        self._fused = graph_of(self._run, xla=compiles_well(policy.spec))
+        self._copy = graph_of(self._copy_target, xla=False)
 
     def compile(self) -> None:
         """Trace and compile the update on an all-zero batch, leaving every variable as it was."""
@@ -74,20 +75,19 @@ class Dqn:
     def _run(
         self, observation: Tensor, action: Tensor, reward: Tensor, discount: Tensor, after: Tensor, weight: Tensor
     ) -> Tensor:
-        steps = tf.shape(reward)[0]
-        # A target that stands still for the whole call sees all of its batches at once: one product instead of K. Not
-        # of images, which in float would need K times the memory of a batch, for products that are large already.
+        # A target that stands still for the whole call sees all of its batches at once. Not of images, which in float
+        # would need K times the memory of a batch, for products that are large already.
         still = not self._config.target_tau and not self.policy.spec.sees_images
-        next_q = at_once(self._next_q, after) if still else after
-        loss, q_mean = tf.zeros(()), tf.zeros(())
-        errors = tf.TensorArray(tf.float32, steps, element_shape=reward.shape[1:])
-        indices: Any = tf.range(steps)  # a loop in the graph
-        for k in indices:
-            batch = (array[k] for array in (observation, action, reward, discount, after, weight))
-            step_loss, step_q, error = self._step(*batch, next_q=next_q[k] if still else self._next_q(after[k]))
-            loss, q_mean, errors = loss + step_loss, q_mean + step_q, errors.write(k, error)
-        self._updates.assign_add(tf.cast(steps, tf.int64))
-        return loss / tf.cast(steps, tf.float32), q_mean / tf.cast(steps, tf.float32), errors.stack()
+        ahead = at_once(self._next_q, after) if still else after
+
+        def step(*batch: Tensor) -> tuple[Tensor, ...]:
+            *parts, ahead = batch
+            return self._step(*parts, next_q=ahead if still else self._next_q(ahead))
+
+        arrays = (observation, action, reward, discount, after, weight, ahead)
+        loss, q_mean, errors = in_turn(step, arrays, outputs=3)
+        self._updates.assign_add(tf.shape(reward, tf.int64)[0])
+        return tf.reduce_mean(loss), tf.reduce_mean(q_mean), errors
 
     def _step(
         self,
