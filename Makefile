@@ -27,7 +27,7 @@ demo: install
 
 # Two workers, a file at a time: more would only make tests with deadlines wait for each other.
 test: install environments tflite mosquitto chromium
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Runs: resume, lockstep, clean ends, kills, other actors, wrong neighbours. Real brokers and processes."""
+"""Runs: resume, clean ends, kills, other actors, wrong neighbours. Real brokers and processes."""
 
 import json
 import signal
@@ -51,27 +51,6 @@ def test_a_run_resumes_where_it_ended(tmp_path):
     assert used_up.returncode == 2, used_up.stderr
     assert f"{after['env_steps']:,} steps" in used_up.stderr
     assert len(set(ledger(tmp_path / "r"))) == len(ledger(tmp_path / "r"))
-
-
-@pytest.mark.timeout(300)
-def test_lockstep_is_bit_identical_on_repeat_and_on_resume(tmp_path):
-    def run(name, steps, *more):
-        words = ["train", "CartPole-v1", "--lockstep", "--actors", 1, "--seed", 5, "--steps", steps, "--run", name]
-        done = edge(*words, *NO_GOAL, "--set", "checkpoint_period_steps=256", *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-
-    run("whole", 1024)
-    run("again", 1024)
-    # This one ends between two checkpoints, and makes what came after the last one again.
-    run("broken", 600)
-    done = edge("train", "--resume", "--run", "broken", "--steps", 1024, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    whole = digests(tmp_path / "whole")
-    assert set(whole) == {768, 1024}
-    assert digests(tmp_path / "again") == whole
-    assert digests(tmp_path / "broken") == whole
-    policies = {name: sorted(p.name for p in (tmp_path / name / "policy").glob("*.npz")) for name in ("whole", "again")}
-    assert policies["whole"] == policies["again"]
 
 
 def test_sigint_ends_a_run_cleanly_with_a_checkpoint(tmp_path):
