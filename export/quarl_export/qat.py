@@ -233,8 +233,10 @@ class QatPolicy:
             raise NonFiniteError(f"head range ({low}, {high}) is not finite")
         limit = self.spec.head_limit
         low = max(min(float(low), 0.0), -limit)
-        self._head.minimum.assign(low)
-        self._head.maximum.assign(min(max(float(high), 0.0, low + MIN_ACTIVATION_RANGE), limit))
+        high = min(max(float(high), 0.0, low + MIN_ACTIVATION_RANGE), limit)
+        # TensorFlow remembers every number of Python's that it is given, for ever; numpy's it does not.
+        self._head.minimum.assign(np.float32(low))
+        self._head.maximum.assign(np.float32(high))
 
     def head_range_from(self, observations: NDArray[Any]) -> tuple[float, float]:
         """Set the head's range from recent `observations`, with its margin, and return it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,6 +20,7 @@ from quarl_edge.local.evaluator import Judged
 from quarl_edge.progress import Status
 
 _TELL_PERIOD_S = 1.0
+_PUSHES_KEPT = 10_000  # whose times the median is of
 
 
 class SessionAccount:
@@ -44,7 +46,7 @@ class SessionAccount:
         self._first_samples = parts.experience.samples
         self._started_s = self._last_update_s = time.monotonic()
         self._last_update_env_steps = self._first_env_steps
-        self._prepare_ms: list[float] = []
+        self._prepare_ms: deque[float] = deque(maxlen=_PUSHES_KEPT)
         self._most_actors = 0
         self._losses: Mapping[str, float] = {}
         self._standstill = Standstill(time.monotonic())

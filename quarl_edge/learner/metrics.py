@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,8 +45,10 @@ class TensorBoard:
         if self._writer is None:
             return
         with self._tolerating(), self._writer.as_default():
+            # TensorFlow remembers every number of Python's that it is given, for ever; numpy's it does not.
+            step = np.int64(env_steps)
             for name, value in scalars.items():
-                self._summary.scalar(name, value, step=env_steps)
+                self._summary.scalar(name, np.float32(value), step=step)
 
     def close(self) -> None:
         """Flush and end."""
