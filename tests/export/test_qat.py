@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from export_factory import make_spec, observations, random_snapshot
+from native_heap import growth_bytes
 
 from quarl_device.errors import NonFiniteError, PatchError, UsageError
 from quarl_export.keras2 import keras, tf
@@ -194,3 +195,10 @@ def test_seeds_decide_the_weights():
     one, same, other = (QatPolicy(make_spec(), seed=seed).snapshot().kernels[0] for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+def test_a_head_range_for_every_push_leaves_nothing_behind_in_memory():
+    """TensorFlow would keep each number of Python's that it is given, for ever."""
+    policy = QatPolicy(make_spec(), seed=0)
+    rows = np.random.default_rng(0).normal(size=(1_000, 8, 4)).astype(np.float32)
+    assert growth_bytes(lambda number: policy.head_range_from(rows[number]), times=600, warm_up=200) < 200_000

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from native_heap import growth_bytes
 from tensorboard_events import read_events
 
 from quarl_edge.learner.metrics import TensorBoard
@@ -28,3 +29,14 @@ def test_a_directory_that_cannot_be_written_costs_the_numbers_alone(tmp_path, ca
     board.write(4, {"loss": 1.5})
     board.close()
     assert len([record for record in caplog.records if "not written" in record.message]) == 1
+
+
+def test_numbers_leave_nothing_behind_in_memory(tmp_path):
+    """TensorFlow would keep each number of Python's: some 900 bytes, for ever."""
+    board = TensorBoard(tmp_path)
+
+    def write(step):
+        board.write(step, {f"learner/{name}": step + name / 16 for name in range(16)})
+
+    assert growth_bytes(write, times=500, warm_up=100) < 1_000_000
+    board.close()
