@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from quarl_device import __version__
 from quarl_device.arguments import at_least, between
 from quarl_device.bench_command import MAX_ENVS, add_bench
+from quarl_device.doctor.command import add_doctor
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bench(commands)
     add_inspect(commands)
     add_spool(commands)
+    add_doctor(commands)
     return parser
 
 

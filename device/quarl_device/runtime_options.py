@@ -23,7 +23,7 @@ def add_runtime_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--delegate",
-        type=_delegate,
+        type=delegate_option,
         metavar="D",
         help=f"where files compiled for it run: {FORMS}; the library also from {LIBRARY_VARIABLE} (default: cpu)",
     )
@@ -54,7 +54,8 @@ def chosen_runtime(options: argparse.Namespace) -> PolicyRuntime:
     return runtime if options.threads == 1 else ThreadedRuntime(runtime, options.threads)
 
 
-def _delegate(text: str) -> DelegateSpec | None:
+def delegate_option(text: str) -> DelegateSpec | None:
+    """Parse `--delegate` for argparse; raises ArgumentTypeError."""
     try:
         return parse_delegate(text)
     except UsageError as error:
