@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +71,7 @@ def _bench(options: argparse.Namespace) -> int:
     from quarl_device.actor import bench, board_bench
     from quarl_device.policy_file import read_policy_path
 
+    logging.basicConfig(level=logging.WARNING, format="quarl-device: %(message)s", stream=sys.stderr)
     file = read_policy_path(options.model) if options.model else None
     runtime = chosen_runtime(options)
     speed = bench.actor_speed(file, num_envs=options.envs, duration_s=options.seconds, runtime=runtime)

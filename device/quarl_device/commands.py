@@ -43,6 +43,7 @@ examples:
   quarl-device run --broker mqtts://pi-3@broker.local --spool-mib 1024 --spool-sync 30 --when-full drop-oldest
   quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 3600
   quarl-device run --credentials pi-1
+  quarl-device run --credentials pi-1 --delegate edgetpu:usb
 
 Experience waits in a spool on disk until the learner has it safe; after a kill or a power cut the next start delivers
 what is left. Where link or learner are lost the device goes on for --max-offline seconds and until --max-offline-blocks

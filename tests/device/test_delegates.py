@@ -220,6 +220,7 @@ def test_threads_reach_the_runtime_below():
     runtime.load(FILE.data, num_threads=5, **NAMES)
     assert asked == [3, 5]
     assert policy.act(np.zeros(4, np.float32)) in (0, 1)
+    assert policy.runtime_name.endswith(", 3 threads")
     assert not reaches_edge_tpu(runtime)
     assert reaches_edge_tpu(ThreadedRuntime(DelegatedRuntime(LiteRTRuntime(), DelegateSpec()), 2))
 

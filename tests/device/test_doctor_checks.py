@@ -137,7 +137,8 @@ def test_delegate():
     spec, fault = DelegateSpec(device="usb"), DelegateFault(found="no device", hint="plug it in")
     said(check_delegate(None, [], None), "ok")
     said(check_delegate(spec, ["usb 18d1:9302"], None), "ok", "edgetpu:usb", "18d1:9302")
-    said(check_delegate(spec, [], fault), "problem", "no device", "plug it in")
+    said(check_delegate(spec, [], fault, asked=True), "problem", "no device", "plug it in")
+    said(check_delegate(spec, ["usb 18d1:9302"], fault), "warning", "no device", "18d1:9302")
 
 
 def test_environment():

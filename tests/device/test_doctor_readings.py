@@ -160,6 +160,11 @@ def test_a_broker_that_denies_everything(quick):
     assert (reading.own_came_back, reading.large) == (False, "not tried")
 
 
+def test_a_login_without_credentials_leaves_an_agent_its_session():
+    assert JOINING.client_id == "lab.pi-1"
+    assert link_readings._link(JOINING).client_id == "lab.pi-1.doctor"
+
+
 def test_a_broker_that_is_down(quick):
     broker = FakeBroker()
     broker.down()

@@ -95,7 +95,7 @@ def _runtimes(questions: Questions) -> Iterator[Finding]:
     yield from check_runtimes(probes)
     corals = read_corals()
     spec, fault = try_delegate(questions.delegate, corals, probes)
-    yield check_delegate(spec, corals, fault)
+    yield check_delegate(spec, corals, fault, asked=questions.delegate is not None)
     if questions.env_id:
         yield check_environment(questions.env_id, read_environment(questions.env_id))
 

@@ -68,15 +68,8 @@ def check_modes(folder: str, modes: Mapping[str, int]) -> Finding:
     return ok("credentials", f"those in {folder} are this user's alone")
 
 
-def check_certificate(certificate: CertificateReading | None, now: datetime) -> Finding:
-    """The broker's certificate against this board's clock.
-
-    Args:
-        certificate: `None` where no TLS server answered.
-        now: what the board thinks.
-    """
-    if certificate is None:
-        return problem("certificate", "the broker showed no certificate", "is the port right? mqtts:// is for TLS")
+def check_certificate(certificate: CertificateReading, now: datetime) -> Finding:
+    """The broker's certificate against this board's clock, `now`."""
     begins, ends = certificate.begins, certificate.ends
     if now < begins:
         return problem(

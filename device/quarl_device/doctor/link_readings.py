@@ -26,7 +26,6 @@ from quarl_device.wire.topics import Topics
 
 CONNECT_S, ECHO_S, LARGE_S = 10.0, 3.0, 15.0
 _SILENCE_S = 0.3
-_LEAF = "doctor"
 OTHER_DEVICE = "doctor-probe"
 """A device that nobody should be; what is written to its topics is heard by nobody."""
 
@@ -123,7 +122,7 @@ class _Heard:
 
 def _exchange(link: Link, joining: Joining, connect_ms: float) -> LinkReading:
     topics, heard = Topics(joining.fleet), _Heard()
-    own, foreign = (f"{topics.root}/d/{name}/up/{_LEAF}" for name in (joining.name, OTHER_DEVICE))
+    own, foreign = topics.doctor(joining.name), topics.doctor(OTHER_DEVICE)
     mark, large = secrets.token_bytes(32), secrets.token_bytes(32)
     for topic in (own, foreign, topics.learner):
         link.subscribe(topic, heard)
@@ -163,5 +162,5 @@ def _send_large(link: Link, heard: _Heard, topic: str, mark: bytes) -> Literal["
 
 def _link(joining: Joining) -> Link:
     # With credentials the broker takes the name from the certificate; without, another id leaves an agent its session.
-    client_id = joining.client_id if joining.tls is not None else f"{joining.client_id}.{_LEAF}"
+    client_id = joining.client_id if joining.tls is not None else f"{joining.client_id}.doctor"
     return PahoLink(joining.url, client_id=client_id, password=joining.password, tls=joining.tls)

@@ -48,20 +48,23 @@ def check_numpy(numpy_version: str, installed: Sequence[str]) -> Finding:
     return ok("numpy", f"numpy {numpy_version}")
 
 
-def check_delegate(spec: DelegateSpec | None, seen: Sequence[str], fault: DelegateFault | None) -> Finding:
-    """An Edge TPU: asked for, or seen on a bus.
+def check_delegate(
+    spec: DelegateSpec | None, seen: Sequence[str], fault: DelegateFault | None, *, asked: bool = False
+) -> Finding:
+    """An Edge TPU: asked for, or seen on a bus; one that is only seen is not needed.
 
     Args:
         spec: what was tried; `None` if nothing was asked for or seen.
         seen: what looks like one, such as "usb 18d1:9302".
         fault: what went wrong.
+        asked: whether it was asked for.
     """
     where = f" ({', '.join(seen)})" if seen else ""
     if spec is None:
         return ok("delegate", "no Edge TPU is seen, none is asked for")
     if fault is None:
         return ok("delegate", f"{spec}{where} loads and runs a model beside it")
-    return problem("delegate", f"{fault.found}{where}", fault.hint)
+    return (problem if asked else warning)("delegate", f"{fault.found}{where}", fault.hint)
 
 
 def check_environment(env_id: str, error: QuarlError | None) -> Finding:

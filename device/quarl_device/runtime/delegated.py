@@ -16,7 +16,7 @@ from quarl_device.delegate_spec import EDGE_TPU_OPERATOR, DelegateSpec
 from quarl_device.errors import MissingDelegate, ModelFileError, UsageError
 from quarl_device.inspect.probe import Probe, probe
 from quarl_device.runtime.litert import InterpreterModel, InterpreterRuntime
-from quarl_device.runtime.protocol import LoadedModel, PolicyRuntime
+from quarl_device.runtime.protocol import LoadedModel, PolicyRuntime, reaches_edge_tpu
 
 PROBE_DEADLINE_S = 30.0
 TINY_MODEL = Path(__file__).parents[1] / "actor" / "bench_cartpole.tflite"
@@ -138,10 +138,16 @@ class ThreadedRuntime:
     Args:
         inner: the runtime below.
         num_threads: of one call, at least.
+
+    Attributes:
+        name: of the runtime below.
+        version: its version, and how many threads.
+        edge_tpu: whether compiled files may come.
     """
 
     def __init__(self, inner: PolicyRuntime, num_threads: int) -> None:
-        self.name, self.version, self.edge_tpu = inner.name, inner.version, getattr(inner, "edge_tpu", False)
+        self.name, self.version = inner.name, f"{inner.version}, {num_threads} threads"
+        self.edge_tpu = reaches_edge_tpu(inner)
         self._inner, self._num_threads = inner, num_threads
 
     def load(
