@@ -1,5 +1,6 @@
 """Delegates: what may be asked for, libraries of every temper in a child process, files compiled for an Edge TPU."""
 
+import json
 import logging
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from stub_delegate import DATA, compiled_cartpole, stub_library
 
 from quarl_device import cli
+from quarl_device.actor import bench, board_bench
 from quarl_device.delegate_spec import EDGE_TPU_LIBRARY, LIBRARY_VARIABLE, DelegateSpec, parse_delegate
 from quarl_device.errors import MissingDelegate, ModelFileError, UsageError
 from quarl_device.flatbuffer import read_graph
@@ -242,3 +244,15 @@ BENCH = ["bench", "--seconds", "1", "--format", "json"]
 def test_the_command_line(command, words, code, says, capsys):
     assert cli.main([*command, *words]) == code
     assert says in capsys.readouterr().err
+
+
+def test_the_bench_goes_on_with_the_cpu(stub, capsys, monkeypatch, caplog):
+    for module, name in ((bench, "actor_speed"), (board_bench, "bench_board")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, real=real, **k: real(*a, **{**k, "duration_s": 0.05}))
+    stub.fail("create")
+    assert cli.main([*BENCH, "--delegate", f"edgetpu:pci={stub_library()}", "--threads", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["runtime"].endswith(", 2 threads")
+    [record] = caplog.records
+    assert "edgetpu:pci" in record.getMessage()
+    assert "the CPU is used instead" in record.getMessage()
