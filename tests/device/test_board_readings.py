@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quarl_device.actor.board_bench import bench_board, board_state
@@ -70,6 +70,7 @@ def test_throttling_of_a_raspberry_pi(text, now, since):
     assert parse_throttled(text) == Throttling(now=now, since_boot=since)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=50))
 def test_nonsense_is_unknown(text):
     assert parse_throttled(text) is None or text.strip().startswith("throttled=0x")

@@ -96,8 +96,8 @@ class InterpreterRuntime:
     _module: str
 
     def __init__(self) -> None:
-        module = importlib.import_module(self._module)
-        self._interpreter, self._load_delegate = module.Interpreter, module.load_delegate
+        self._library = importlib.import_module(self._module)
+        self._interpreter = self._library.Interpreter
         self.version = version(self.name)
 
     def load(
@@ -128,13 +128,16 @@ class InterpreterRuntime:
             raise ModelFileError("the model is empty")
         try:
             with _without_greeting():
-                delegates = None if delegate is None else [self._load_delegate(delegate.library, delegate.options)]
+                delegates = None if delegate is None else [self._loaded(delegate)]
                 interpreter = self._interpreter(
                     model_content=model, num_threads=num_threads, experimental_delegates=delegates
                 )
                 return InterpreterModel(interpreter, inputs=inputs, outputs=outputs, batch_size=batch_size)
         except (ValueError, RuntimeError, SystemError, OSError) as error:
             raise ModelFileError(f"{self.name} {self.version} refuses the model: {_first_line(error)}") from error
+
+    def _loaded(self, delegate: DelegateSpec) -> Any:
+        return self._library.load_delegate(delegate.library, delegate.options)
 
 
 class LiteRTRuntime(InterpreterRuntime):
