@@ -19,18 +19,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from quarl_device import __version__
 from quarl_device.arguments import at_least, between
+from quarl_device.bench_command import MAX_ENVS, add_bench
+from quarl_device.doctor.command import add_doctor
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET
 from quarl_device.output import write_result
+from quarl_device.runtime_options import add_runtime_options, chosen_runtime
 from quarl_device.spool.command import add_spool
-from quarl_device.spool.options import (
-    add_spool_bench_options,
-    add_spool_options,
-    bench_spool,
-    is_spool_bench,
-    make_outbox,
-)
+from quarl_device.spool.options import add_spool_options, make_outbox
 
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
@@ -46,6 +43,7 @@ examples:
   quarl-device run --broker mqtts://pi-3@broker.local --spool-mib 1024 --spool-sync 30 --when-full drop-oldest
   quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 3600
   quarl-device run --credentials pi-1
+  quarl-device run --credentials pi-1 --delegate edgetpu:usb
 
 Experience waits in a spool on disk until the learner has it safe; after a kill or a power cut the next start delivers
 what is left. Where link or learner are lost the device goes on for --max-offline seconds and until --max-offline-blocks
@@ -55,19 +53,6 @@ The environment, policy and seed come from the learner. The broker's password co
 --password-file. Credentials (from `quarl-edge enroll`) name broker, fleet, device and learner's key by themselves.
 Ctrl-C ends cleanly: what was experienced is sent first; a second one ends at once.
 """
-_BENCH_EXAMPLES = """\
-examples:
-  quarl-device bench
-  quarl-device bench --envs 64 --format json
-  quarl-device bench pendulum.tflite --envs 16 --seconds 10
-  quarl-device bench --spool /var/lib/quarl-edge --rate 1000 --seconds 60
-  quarl-device bench --spool . --observation 84x84x4 --rate 50 --format json
-
-Actions are explored with epsilon 0.05 in a discrete space, with gaussian noise of sigma 0.1 in a box. The split of a
-step is in CPU time: environment, inference, recording (all the rest of the loop), encoding; rates are by the clock.
-With --spool: what the spool of an actor writes to that disk, per step and hour, at --rate steps per second.
-"""
-MAX_ENVS = 4096
 _CONNECT_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -113,23 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_run_options(run)
     run.set_defaults(command=_run)
-    bench = commands.add_parser(
-        "bench",
-        help="measure the actor loop on this machine, beside the bare environment; needs no broker",
-        epilog=_BENCH_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    bench.add_argument(
-        "model", nargs="?", type=Path, metavar="MODEL", help="policy file (default: one for CartPole-v1)"
-    )
-    bench.add_argument("--envs", type=between(1, MAX_ENVS), default=1, metavar="N", help="stepped as one batch")
-    bench.add_argument("--seconds", type=between(1, 600), default=3, metavar="S", help="(default: %(default)s)")
-    bench.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
-    add_spool_bench_options(bench)
-    bench.add_argument("--format", choices=("text", "json"), default="text")
-    bench.set_defaults(command=_bench)
+    add_bench(commands)
     add_inspect(commands)
     add_spool(commands)
+    add_doctor(commands)
     return parser
 
 
@@ -148,7 +120,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--steps", type=at_least(1), metavar="N", help="end after so many environment steps")
     run.add_argument("--password-file", type=Path, metavar="FILE", help="broker password; else QUARL_MQTT_PASSWORD")
     run.add_argument("--learner-key", type=Path, metavar="FILE", help="trust this learner's public key alone")
-    run.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
+    add_runtime_options(run)
     add_spool_options(run)
     run.add_argument(
         "--max-offline",
@@ -182,7 +154,6 @@ def _run(options: argparse.Namespace) -> int:
     from quarl_device.actor.joining import how_to_join
     from quarl_device.link import PahoLink
     from quarl_device.link.credentials import find_credentials, told_apart
-    from quarl_device.runtime import find_runtime
 
     if options.die_with_parent:
         _die_with_parent()
@@ -206,7 +177,7 @@ def _run(options: argparse.Namespace) -> int:
         will=will_of(config, boot_id),
         tls=joining.tls,
     )
-    runtime = find_runtime(options.runtime)
+    runtime = chosen_runtime(options)
     agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=make_outbox(options, config, boot_id))
     _stop_on_signals(agent)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, joining.url.address)
@@ -254,33 +225,6 @@ def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:
         f"({summary.blocks_pending} not acknowledged, {summary.blocks_dropped} dropped), "
         f"{summary.policies:,} policies; ended: {summary.reason}\n"
     )
-
-
-def _bench(options: argparse.Namespace) -> int:
-    if is_spool_bench(options):
-        return bench_spool(options)
-    from quarl_device.actor.bench import actor_speed
-    from quarl_device.policy_file import read_policy_path
-    from quarl_device.runtime import find_runtime
-
-    speed = actor_speed(
-        read_policy_path(options.model) if options.model else None,
-        num_envs=options.envs,
-        duration_s=options.seconds,
-        runtime=find_runtime(options.runtime),
-    )
-    split = speed.split
-    if options.format == "json":
-        write_result(json.dumps(asdict(speed)) + "\n")
-    else:
-        write_result(
-            f"{speed.env} x {speed.envs}: {speed.steps_per_s:,.0f} steps/s "
-            f"(bare environment {speed.bare_env_steps_per_s:,.0f}), one policy call {speed.act_us_p50:.1f} µs, "
-            f"{speed.encode_share:.1%} of the time to encode, {speed.exploration}\n"
-            f"a step in µs of CPU: env {split.env_us:.2f}, inference {split.inference_us:.2f}, "
-            f"record {split.record_us:.2f}, encode {split.encode_us:.2f}\n{speed.runtime} on {speed.machine}\n"
-        )
-    return 0
 
 
 def _stop_on_signals(agent: Agent) -> None:

@@ -44,7 +44,8 @@ A code is never renumbered and never reused.
     │   ├── StateUnwritable          50  the state directory cannot be written
     │   ├── ActorFailed              51  an actor process ended by itself
     │   ├── IdInUse                  52  another process uses this device's id on the same broker
-    │   └── SpoolInUse               53  another process uses this device's spool
+    │   ├── SpoolInUse               53  another process uses this device's spool
+    │   └── BoardAtFault             59  `quarl-device doctor` found a problem
     ├── LearnerError
     │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
     │   ├── CheckpointError          71  a checkpoint is incomplete, damaged or of another run
@@ -57,7 +58,8 @@ A code is never renumbered and never reused.
     └── MissingPart
         ├── MissingExtra             80  a Python extra is not installed
         ├── MissingRuntime           81  no TFLite runtime is installed
-        └── MissingTool              82  a program is not installed
+        ├── MissingTool              82  a program is not installed
+        └── MissingDelegate          83  a delegate that is required is not there, or does not work
 """
 
 from __future__ import annotations
@@ -320,6 +322,12 @@ class SpoolInUse(DeviceError):
     code = 53
 
 
+class BoardAtFault(DeviceError):
+    """`quarl-device doctor` found a problem, or several."""
+
+    code = 59
+
+
 class LearnerError(QuarlError):
     """The learner, its run directory or its checkpoint is at fault."""
 
@@ -392,3 +400,9 @@ class MissingTool(MissingPart):
     """A program that is installed separately is missing."""
 
     code = 82
+
+
+class MissingDelegate(MissingPart):
+    """A delegate that is required is not there, or does not work."""
+
+    code = 83

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from quarl_device.delegate_spec import EDGE_TPU_OPERATOR
 from quarl_device.errors import ModelFileError
 from quarl_device.flatbuffer import Graph, Operator, Tensor
 from quarl_device.lint_rules import KINDS, Misfit
@@ -35,8 +36,12 @@ _ITEM_BYTES: Mapping[str, int] = {
 _MANY_ROWS = 16_777_259
 
 
-def check_runnable(graph: Graph) -> None:
+def check_runnable(graph: Graph, *, edge_tpu: bool = False) -> None:
     """Refuse a graph that an interpreter could crash on, or that needs more memory than any policy of ours.
+
+    Args:
+        graph: of the file.
+        edge_tpu: the operator of files compiled for the Edge TPU may run. What it holds is for the delegate to check.
 
     Raises:
         ModelFileError: naming the tensor or operator and what does not fit.
@@ -55,8 +60,11 @@ def check_runnable(graph: Graph) -> None:
         known.add(index)
     tensors = list(graph.tensors)
     for operator in graph.operators:
-        _check_order(operator, known)
-        _check_operator(operator, tensors, graph)
+        if operator.name == EDGE_TPU_OPERATOR:
+            _check_compiled(operator, known, edge_tpu=edge_tpu)
+        else:
+            _check_order(operator, known)
+            _check_operator(operator, tensors, graph)
         known.update(operator.outputs)
         _keep_constant(operator, tensors)
     for index in graph.outputs:
@@ -71,6 +79,8 @@ def takes_batches(graph: Graph, batch_size: int) -> bool:
     """
     activations = sum(_bytes(tensor) for tensor in graph.tensors if not tensor.size)
     if activations * batch_size > MAX_ACTIVATION_BYTES:
+        return False
+    if any(operator.name == EDGE_TPU_OPERATOR for operator in graph.operators):
         return False
     tensors = list(graph.tensors)
     for operator in graph.operators:
@@ -145,6 +155,19 @@ def _check_quantization(tensor: Tensor, where: str) -> None:
     low, high = {"uint8": (0, 255), "int8": (-128, 127)}.get(tensor.dtype, (0, 0))
     if quantization.zero_points.min() < low or quantization.zero_points.max() > high:
         raise ModelFileError(f"{where} has a zero point outside of {low}..{high}")
+
+
+def _check_compiled(operator: Operator, known: set[int], *, edge_tpu: bool) -> None:
+    where = f"operator {operator.index} ({operator.name})"
+    if not edge_tpu:
+        raise ModelFileError(
+            f"{where}: the file is compiled for the Edge TPU, and no such delegate is in use",
+            hint="start with --delegate edgetpu where a Coral is; elsewhere use the file that was compiled",
+        )
+    if not operator.inputs or not operator.outputs or any(index not in known for index in operator.inputs):
+        raise ModelFileError(f"{where} reads what is not computed before it, or nothing at all")
+    if len(set(operator.outputs)) != len(operator.outputs) or known & set(operator.outputs):
+        raise ModelFileError(f"{where} must compute new tensors")
 
 
 def _check_order(operator: Operator, known: set[int]) -> None:

@@ -43,7 +43,7 @@ from quarl_device.hot_path import (
 from quarl_device.lint import check_runnable, takes_batches
 from quarl_device.policy_file import GoldenVectors, PolicyFile
 from quarl_device.preprocess import bind_inputs, to_tensor
-from quarl_device.runtime import LoadedModel, PolicyRuntime, find_runtime
+from quarl_device.runtime import LoadedModel, PolicyRuntime, find_runtime, reaches_edge_tpu
 
 Array = NDArray[Any]
 
@@ -135,8 +135,8 @@ class Policy:
             MissingRuntime: no runtime is installed.
         """
         check_head(file.contract)
-        check_runnable(file.graph)
         runtime = runtime or find_runtime()
+        check_runnable(file.graph, edge_tpu=reaches_edge_tpu(runtime))
         load = functools.partial(
             runtime.load,
             file.data,

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from quarl_device import __version__, cli, commands
-from quarl_device.actor import bench
+from quarl_device.actor import bench, board_bench
 from quarl_device.actor.agent import Summary
 from quarl_device.actor.outbox import MemoryOutbox
 from quarl_device.runtime.litert import MAX_BATCH_SIZE
@@ -69,6 +69,7 @@ RUN = ["run", "--broker", "mqtt://127.0.0.1:9"]
         ([*RUN, "--password-file", "/no/such/file"], None, "/no/such/file"),
         (["bench", "/no/such/file"], 10, "/no/such/file"),
         (["bench", "--envs", "0"], 2, "1..4096"),
+        (["bench", "--hz", "0"], 2, "1..10000"),
     ],
 )
 @pytest.mark.parametrize("as_json", [True, False])
@@ -201,14 +202,19 @@ def test_an_interrupt_elsewhere_is_130(monkeypatch):
 
 BENCH_KEYS = {
     "env", "envs", "steps_per_s", "bare_env_steps_per_s", "act_us_p50", "encode_share", "split", "exploration",
-    "runtime", "machine", "sha256"
+    "runtime", "machine", "sha256", "latency", "rate", "board"
 }  # fmt: skip
 
 
+@pytest.fixture
+def quick_bench(monkeypatch):
+    for module, name in ((bench, "actor_speed"), (board_bench, "bench_board")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, real=real, **k: real(*a, **{**k, "duration_s": 0.1}))
+
+
 @pytest.mark.parametrize("envs", [1, 8])
-def test_bench_says_what_it_measured(envs, monkeypatch, capsys):
-    real = bench.actor_speed
-    monkeypatch.setattr(bench, "actor_speed", lambda *a, **k: real(*a, **{**k, "duration_s": 0.1}))
+def test_bench_says_what_it_measured(envs, quick_bench, capsys):
     assert cli.main(["bench", "--envs", str(envs), "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report) == BENCH_KEYS
@@ -220,15 +226,14 @@ def test_bench_says_what_it_measured(envs, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "steps/s" in said
     assert "a step in µs of CPU: env " in said
+    assert "at 100 Hz a period begins late by µs: p50" in said
 
 
 @pytest.mark.parametrize(
     ("name", "env_id", "exploration"),
     [("acrobot", "Acrobot-v1", "epsilon 0.05"), ("pendulum", "Pendulum-v1", "gaussian 0.1")],
 )
-def test_bench_takes_any_policy_file(request, capsys, monkeypatch, name, env_id, exploration):
-    real = bench.actor_speed
-    monkeypatch.setattr(bench, "actor_speed", lambda *a, **k: real(*a, **{**k, "duration_s": 0.1}))
+def test_bench_takes_any_policy_file(request, capsys, quick_bench, name, env_id, exploration):
     model = request.config.rootpath / "tests" / "data" / f"{name}.tflite"
     for envs in ("1", "3"):
         assert cli.main(["bench", str(model), "--envs", envs, "--format", "json"]) == 0

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stub_delegate import compiled_cartpole, stub_library
 from tflite_environment import run_there
 
 from quarl_device.evaluate import evaluate
@@ -122,3 +123,26 @@ try:
 except ModelFileError as error:
     print(json.dumps({"error": str(error)}))
 """
+
+
+DELEGATE = """
+import json, sys
+from pathlib import Path
+from quarl_device.delegate_spec import DelegateSpec
+from quarl_device.runtime import find_runtime
+from quarl_device.runtime.delegated import DelegatedRuntime, with_delegate
+import numpy as np
+spec = DelegateSpec(device="usb", library=sys.argv[1])
+runtime = with_delegate(find_runtime("tflite-runtime"), spec, required=True)
+model = runtime.load(Path(sys.argv[2]).read_bytes(), inputs=[sys.argv[3]], outputs=[sys.argv[4]])
+result = model.infer(np.zeros((1, 4), np.float32))
+print(json.dumps({"name": f"{runtime.name} {runtime.version}", "shape": result.shape}))
+"""
+
+
+def test_a_compiled_file_runs_through_a_delegate_there(tmp_path):
+    file, compiled = read_policy_path(DATA / "cartpole.tflite"), tmp_path / "compiled.tflite"
+    compiled.write_bytes(compiled_cartpole())
+    names = file.contract.observations[0].tensor, file.contract.head.outputs["q_values"]
+    said = run_there(DELEGATE, stub_library(), compiled, *names)
+    assert said == {"name": "tflite-runtime 2.14.0 with edgetpu:usb", "shape": [1, 2]}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from quarl_device.delegate_spec import EDGE_TPU_OPERATOR
 from quarl_device.flatbuffer import Graph
 from quarl_device.inspect.edge_tpu_findings import Finding
 from quarl_device.inspect.edge_tpu_operators import at_an_end, operator_findings
@@ -24,7 +25,6 @@ USB_CALL_MS = 0.28
 """What one call of a dense policy takes on the USB stick whatever its size (documented, not measured here)."""
 
 SMALL_MULTIPLY_ADDS = 1_000_000
-_ALREADY = "edgetpu-custom-op"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class EdgeTpuVerdict:
 
 def judge(graph: Graph) -> EdgeTpuVerdict:
     """Return the verdict on a graph of any origin."""
-    if any(operator.name == _ALREADY for operator in graph.operators):
+    if any(operator.name == EDGE_TPU_OPERATOR for operator in graph.operators):
         return _compiled(graph)
     findings = [*_shapes(graph)]
     mapped, stopped = 0, False
@@ -85,7 +85,7 @@ def _compiled(graph: Graph) -> EdgeTpuVerdict:
     return EdgeTpuVerdict(
         compatible=True,
         findings=(finding,),
-        mapped=sum(operator.name == _ALREADY for operator in graph.operators),
+        mapped=sum(operator.name == EDGE_TPU_OPERATOR for operator in graph.operators),
         operators=len(graph.operators),
         parameter_bytes=measure(graph).parameter_bytes,
     )

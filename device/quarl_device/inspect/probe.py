@@ -1,5 +1,7 @@
 """Load a file for real, in a child process: a bad file, or a runtime that does not fit, may kill its interpreter.
 
+So may a delegate's library, which can hang on its device besides; it is loaded there in the same way.
+
 The parent sends the model on stdin; the child answers one JSON line. Whatever happens to the child (a signal, silence,
 nonsense) becomes a plain answer.
 """
@@ -16,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from quarl_device.delegate_spec import DelegateSpec
 
 MODULES: Mapping[str, str] = {
     "ai-edge-litert": "ai_edge_litert.interpreter",
@@ -50,19 +54,28 @@ def installed_version(runtime: str) -> str:
         return ""
 
 
-def probe(model: bytes, runtime: str, *, deadline_s: float = DEADLINE_S, command: Sequence[str] | None = None) -> Probe:
+def probe(
+    model: bytes,
+    runtime: str,
+    *,
+    delegate: DelegateSpec | None = None,
+    deadline_s: float = DEADLINE_S,
+    command: Sequence[str] | None = None,
+) -> Probe:
     """Load and run `model` once in a child process.
 
     Args:
         model: a TFLite file of any origin.
         runtime: a distribution of `MODULES`.
+        delegate: to load first and run the file with, as far as it takes it.
         deadline_s: after so many seconds the child is killed.
         command: what to run instead of this module; for tests.
     """
     found = installed_version(runtime)
     if not found:
         return Probe(runtime=runtime, version="", loads=None, detail="not installed here")
-    words = command or [sys.executable, "-c", f"from {__name__} import main; main({runtime!r})"]
+    loaded = None if delegate is None else (delegate.library, delegate.options)
+    words = command or [sys.executable, "-c", f"from {__name__} import main; main({runtime!r}, {loaded!r})"]
     try:
         done = subprocess.run(
             words, input=model, capture_output=True, timeout=deadline_s, check=False, env=_child_env()
@@ -99,16 +112,21 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def main(runtime: str) -> None:
-    """Be the child: read a model from stdin, run it on zeros, write one JSON line."""
+def main(runtime: str, delegate: tuple[str, Mapping[str, str]] | None = None) -> None:
+    """Be the child: read a model from stdin, run it on zeros, write one JSON line.
+
+    Args:
+        runtime: see `probe`.
+        delegate: library and options.
+    """
     _limit()
     model = sys.stdin.buffer.read()
     try:
-        detail = _run_once(MODULES[runtime], model)
+        detail = _run_once(MODULES[runtime], model, delegate)
     # Whatever a runtime raises is the answer that was asked for.
     except BaseException as error:
-        lines = str(error).strip().splitlines()
-        detail = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        # A delegate's own words are on the second line, behind the path of its library.
+        detail = f"{type(error).__name__}: {': '.join(str(error).strip().splitlines()[:2])}"
     sys.stdout.write(json.dumps({"loads": not detail, "detail": detail}) + "\n")
 
 
@@ -124,14 +142,22 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _run_once(module: str, model: bytes) -> str:
+def _run_once(module: str, model: bytes, delegate: tuple[str, Mapping[str, str]] | None = None) -> str:
     import numpy as np
 
     if module.startswith("tflite_runtime") and int(np.__version__.split(".")[0]) >= 2:
         return f"tflite-runtime needs numpy<2, found numpy {np.__version__}"
-    interpreter: Any = importlib.import_module(module).Interpreter(model_content=model, num_threads=1)
+    library: Any = importlib.import_module(module)
+    delegates = None if delegate is None else [_load_delegate(library, *delegate)]
+    interpreter: Any = library.Interpreter(model_content=model, num_threads=1, experimental_delegates=delegates)
     interpreter.allocate_tensors()
     for detail in interpreter.get_input_details():
         interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
     interpreter.invoke()
     return ""
+
+
+def _load_delegate(library: Any, path: str, options: Mapping[str, str]) -> Any:
+    # Where the library cannot be opened at all, its finalizer fails once more, and would say so.
+    sys.unraisablehook = lambda _: None
+    return library.load_delegate(path, dict(options))

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from quarl_device.runtime.discovery import RUNTIME_GROUP, find_runtime, runtime_names
-from quarl_device.runtime.protocol import Infer, LoadedModel, PolicyRuntime
+from quarl_device.runtime.protocol import Infer, LoadedModel, PolicyRuntime, reaches_edge_tpu
 
-__all__ = ["RUNTIME_GROUP", "Infer", "LoadedModel", "PolicyRuntime", "find_runtime", "runtime_names"]
+__all__ = [
+    "RUNTIME_GROUP",
+    "Infer",
+    "LoadedModel",
+    "PolicyRuntime",
+    "find_runtime",
+    "reaches_edge_tpu",
+    "runtime_names",
+]

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from quarl_device.delegate_spec import DelegateSpec
 from quarl_device.errors import ModelFileError
 from quarl_device.runtime.protocol import Array, Infer
 
@@ -88,14 +89,15 @@ class InterpreterModel:
         return dict(zip(self._outputs, results if len(self._outputs) > 1 else (results,), strict=True))
 
 
-class _InterpreterRuntime:
+class InterpreterRuntime:
     """Load models through one distribution's `interpreter` module."""
 
     name: str
     _module: str
 
     def __init__(self) -> None:
-        self._interpreter = importlib.import_module(self._module).Interpreter
+        self._library = importlib.import_module(self._module)
+        self._interpreter = self._library.Interpreter
         self.version = version(self.name)
 
     def load(
@@ -106,8 +108,19 @@ class _InterpreterRuntime:
         outputs: Sequence[str],
         batch_size: int = 1,
         num_threads: int = 1,
+        delegate: DelegateSpec | None = None,
     ) -> InterpreterModel:
-        """Load a model. See `quarl_device.runtime.PolicyRuntime`."""
+        """Load a model. See `quarl_device.runtime.PolicyRuntime`.
+
+        Args:
+            model: see there, as all but the last.
+            inputs: likewise.
+            outputs: likewise.
+            batch_size: likewise.
+            num_threads: likewise.
+            delegate: loaded anew for this model, as Coral's own library does, and kept as long; one that hangs or dies
+                takes this process along (`delegated` probes it first).
+        """
         if not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise ModelFileError(f"batch size {batch_size} is not in 1..{MAX_BATCH_SIZE}")
         # The constructor's own "model_content or model_path" reads empty bytes as "neither".
@@ -115,20 +128,26 @@ class _InterpreterRuntime:
             raise ModelFileError("the model is empty")
         try:
             with _without_greeting():
-                interpreter = self._interpreter(model_content=model, num_threads=num_threads)
+                delegates = None if delegate is None else [self._loaded(delegate)]
+                interpreter = self._interpreter(
+                    model_content=model, num_threads=num_threads, experimental_delegates=delegates
+                )
                 return InterpreterModel(interpreter, inputs=inputs, outputs=outputs, batch_size=batch_size)
-        except (ValueError, RuntimeError, SystemError) as error:
+        except (ValueError, RuntimeError, SystemError, OSError) as error:
             raise ModelFileError(f"{self.name} {self.version} refuses the model: {_first_line(error)}") from error
 
+    def _loaded(self, delegate: DelegateSpec) -> Any:
+        return self._library.load_delegate(delegate.library, delegate.options)
 
-class LiteRTRuntime(_InterpreterRuntime):
+
+class LiteRTRuntime(InterpreterRuntime):
     """`ai-edge-litert`: 64-bit boards and hosts; int8 through XNNPACK."""
 
     name = "ai-edge-litert"
     _module = "ai_edge_litert.interpreter"
 
 
-class TFLiteRuntime(_InterpreterRuntime):
+class TFLiteRuntime(InterpreterRuntime):
     """`tflite-runtime`: 32-bit ARM up to Python 3.11, with numpy 1."""
 
     name = "tflite-runtime"

@@ -59,3 +59,8 @@ class PolicyRuntime(Protocol):
             ModelFileError: the runtime refuses the model, or a name is not one of its tensors.
         """
         ...
+
+
+def reaches_edge_tpu(runtime: PolicyRuntime) -> bool:
+    """Return whether a runtime takes files compiled for the Edge TPU: it says so by a true attribute `edge_tpu`."""
+    return getattr(runtime, "edge_tpu", False) is True

@@ -111,7 +111,7 @@ def bench_spool(options: argparse.Namespace) -> int:
         UsageError: a model is named, which is not what is measured.
         StateUnwritable: the directory cannot be used.
     """
-    from quarl_device.runtime import find_runtime
+    from quarl_device.runtime_options import chosen_runtime
     from quarl_device.spool.config import SpoolConfig
     from quarl_device.spool.wear import spool_wear
 
@@ -125,7 +125,7 @@ def bench_spool(options: argparse.Namespace) -> int:
         steps_per_s=float(options.rate or _DEFAULT_RATE),
         duration_s=options.seconds,
         config=SpoolConfig(sync=policy, sync_interval_s=interval_s),
-        runtime=find_runtime(options.runtime),
+        runtime=chosen_runtime(options),
     )
     if options.format == "json":
         write_result(json.dumps(asdict(wear)) + "\n")

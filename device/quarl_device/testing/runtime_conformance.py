@@ -1,10 +1,14 @@
 """What every `PolicyRuntime` must do, as plain functions that raise AssertionError.
 
-::
+A runtime of one's own is held against it by one command (`quarl_device.testing.conform`)::
+
+    python -m quarl_device.testing.conform my_package.runtime:MyRuntime
+
+or by tests::
 
     @pytest.mark.parametrize("check", RUNTIME_CHECKS, ids=lambda check: check.__name__)
     def test_conforms(check):
-        check(MyRuntime(), case)
+        check(MyRuntime(), built_in_case())
 """
 
 from __future__ import annotations
@@ -13,14 +17,18 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import ModelFileError
+from quarl_device.policy_file import PolicyFile, read_policy_path
 from quarl_device.runtime.protocol import LoadedModel, PolicyRuntime
 
+DEFAULT_TOLERANCE_LSB = 3.0
+BUILT_IN_POLICY = Path(__file__).parents[1] / "actor" / "bench_cartpole.tflite"
 _DEADLINE_S = 30.0
 
 
@@ -47,6 +55,30 @@ class RuntimeCase:
     def load(self, runtime: PolicyRuntime, batch_size: int = 1) -> LoadedModel:
         """Load the model."""
         return runtime.load(self.model, inputs=[self.source], outputs=[self.sink], batch_size=batch_size)
+
+
+def case_of(file: PolicyFile, *, tolerance_lsb: float = DEFAULT_TOLERANCE_LSB) -> RuntimeCase:
+    """Return a policy file's golden vectors as a case.
+
+    Args:
+        file: with one float32 observation key and one float32 output.
+        tolerance_lsb: largest allowed difference, in steps of the output: kernels of int8 round differently.
+    """
+    [spec] = file.contract.observations
+    [(role, sink)] = file.contract.head.outputs.items()
+    return RuntimeCase(
+        model=file.data,
+        source=spec.tensor,
+        sink=sink,
+        observations=file.golden.observations[spec.key],
+        answers=file.golden.outputs[role],
+        tolerance=file.golden.lsb[role] * (tolerance_lsb + 0.01),
+    )
+
+
+def built_in_case() -> RuntimeCase:
+    """Return the case of the int8 policy for CartPole-v1 that comes with the package."""
+    return case_of(read_policy_path(BUILT_IN_POLICY))
 
 
 RuntimeCheck = Callable[[PolicyRuntime, RuntimeCase], None]

@@ -80,6 +80,10 @@ class Topics:
         """A device's rates and latencies."""
         return self._up(device, "telemetry")
 
+    def doctor(self, device: str) -> str:
+        """What a device says to itself, to see what the broker lets through; nobody else listens."""
+        return self._up(device, "doctor")
+
     def ack(self, device: str) -> str:
         """The learner's acks to a device."""
         return f"{self._device_prefix}{check_name(device, kind='device')}/down/ack"

@@ -1,0 +1,166 @@
+"""What the way to the broker is like: tried here, judged in `link_checks`. Every wait has a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from cryptography import x509
+
+from quarl_device.actor.joining import Joining
+from quarl_device.doctor.link_checks import CertificateReading, LinkReading
+from quarl_device.errors import QuarlError
+from quarl_device.link import BrokerURL, Link, Message, PahoLink
+from quarl_device.wire.limits import MAX_BLOCK_BYTES
+from quarl_device.wire.topics import Topics
+
+CONNECT_S, ECHO_S, LARGE_S = 10.0, 3.0, 15.0
+_SILENCE_S = 0.3
+OTHER_DEVICE = "doctor-probe"
+"""A device that nobody should be; what is written to its topics is heard by nobody."""
+
+
+def read_modes(folder: Path) -> dict[str, int]:
+    """Return the permission bits of the files of credentials; none where the folder cannot be listed."""
+    modes = {}
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            with contextlib.suppress(OSError):
+                modes[path.name] = stat.S_IMODE(path.stat().st_mode)
+    return modes
+
+
+def read_certificate(url: BrokerURL, *, timeout_s: float = CONNECT_S) -> CertificateReading | None:
+    """Return the dates of the broker's certificate, whether it is trusted or not; `None` where there is no TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Nothing is sent over this connection: the certificate is looked at, `PahoLink` judges whether it is trusted.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((url.host, url.port), timeout=timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=url.host) as secure,
+        ):
+            shown = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError):
+        return None
+    return CertificateReading(begins=shown.not_valid_before_utc, ends=shown.not_valid_after_utc)
+
+
+def agent_runs(state: Path, joining: Joining) -> bool:
+    """Return whether an agent of this device holds its spool here; a second login would end its session."""
+    path = state / "spool" / f"{joining.fleet}.{joining.name}" / "lock"
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def read_link(joining: Joining, *, make_link: Callable[[Joining], Link] | None = None) -> LinkReading:
+    """Connect as the device, and see which messages come back.
+
+    Args:
+        joining: how.
+        make_link: for tests.
+    """
+    link = (make_link or _link)(joining)
+    began = time.monotonic()
+    try:
+        link.connect(timeout_s=CONNECT_S)
+    except QuarlError as error:
+        link.close()
+        return LinkReading(address=joining.url.address, error=error)
+    connect_ms = (time.monotonic() - began) * 1e3
+    try:
+        return _exchange(link, joining, connect_ms)
+    finally:
+        link.close()
+
+
+class _Heard:
+    """What has come, by topic; waits for some of it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._payloads: set[tuple[str, bytes]] = set()
+        self.topics: set[str] = set()
+
+    def __call__(self, message: Message) -> None:
+        with self._changed:
+            self.topics.add(message.topic)
+            self._payloads.add((message.topic, message.payload[:32]))
+            self._changed.notify_all()
+
+    def has(self, topic: str, mark: bytes, *, timeout_s: float, given_up: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for a message that begins with `mark`."""
+        until_s = time.monotonic() + timeout_s
+        with self._changed:
+            while (topic, mark) not in self._payloads:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or given_up():
+                    return False
+                self._changed.wait(min(left_s, 0.05))
+        return True
+
+
+def _exchange(link: Link, joining: Joining, connect_ms: float) -> LinkReading:
+    topics, heard = Topics(joining.fleet), _Heard()
+    own, foreign = topics.doctor(joining.name), topics.doctor(OTHER_DEVICE)
+    mark, large = secrets.token_bytes(32), secrets.token_bytes(32)
+    for topic in (own, foreign, topics.learner):
+        link.subscribe(topic, heard)
+    link.flush(timeout_s=ECHO_S)
+    link.publish(foreign, mark)
+    link.publish(own, mark)
+    own_came_back = heard.has(own, mark, timeout_s=ECHO_S)
+    # The other one was sent first, so it would be here by now, but for a broker that hurries one of them.
+    foreign_came_back = heard.has(foreign, mark, timeout_s=_SILENCE_S)
+    learner_seen = topics.learner in heard.topics
+    fate: Literal["came back", "cut", "silent", "not tried"] = "not tried"
+    if own_came_back:
+        fate = _send_large(link, heard, own, large)
+    return LinkReading(
+        address=joining.url.address,
+        connect_ms=connect_ms,
+        own_came_back=own_came_back,
+        foreign_came_back=foreign_came_back,
+        learner_seen=learner_seen,
+        large=fate,
+        large_bytes=MAX_BLOCK_BYTES,
+    )
+
+
+def _send_large(link: Link, heard: _Heard, topic: str, mark: bytes) -> Literal["came back", "cut", "silent"]:
+    before = link.counters.connections
+
+    def lost() -> bool:
+        return not link.connected or link.counters.connections > before
+
+    if not link.publish(topic, mark + bytes(MAX_BLOCK_BYTES - len(mark))):
+        return "cut"
+    if heard.has(topic, mark, timeout_s=LARGE_S, given_up=lost):
+        return "came back"
+    return "cut" if lost() else "silent"
+
+
+def _link(joining: Joining) -> Link:
+    # With credentials the broker takes the name from the certificate; without, another id leaves an agent its session.
+    client_id = joining.client_id if joining.tls is not None else f"{joining.client_id}.doctor"
+    return PahoLink(joining.url, client_id=client_id, password=joining.password, tls=joining.tls)

@@ -1,0 +1,226 @@
+"""What the doctor reads: directories, wheels, buses, certificates, brokers that let messages through or do not."""
+
+import fcntl
+import os
+import socket
+import subprocess
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from stub_delegate import stub_library
+
+from quarl_device.actor.joining import how_to_join
+from quarl_device.delegate_spec import DelegateSpec
+from quarl_device.doctor import host_readings, link_readings
+from quarl_device.doctor.host_readings import (
+    needed_glibc,
+    parse_version,
+    read_built,
+    read_disk,
+    read_glibc,
+    read_needed_glibc,
+)
+from quarl_device.doctor.link_readings import OTHER_DEVICE, agent_runs, read_certificate, read_link, read_modes
+from quarl_device.doctor.runtime_readings import read_corals, read_environment, read_numpy, read_runtimes, try_delegate
+from quarl_device.inspect.probe import Probe
+from quarl_device.link import BrokerURL
+from quarl_device.testing.fake_broker import FakeBroker
+from quarl_device.testing.mosquitto import Mosquitto, mosquitto_binary
+
+
+def test_the_build_is_neither_before_the_project_nor_in_the_future():
+    assert datetime(2026, 1, 1, tzinfo=UTC) <= read_built() <= max(datetime.now(UTC), datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("at", [0, 4_000_000_000])
+def test_a_date_of_the_package_that_cannot_be_is_not_believed(at, monkeypatch, tmp_path):
+    file = tmp_path / "__init__.py"
+    file.touch()
+    os.utime(file, (at, at))
+    monkeypatch.setattr(host_readings.quarl_device, "__file__", str(file))
+    assert read_built() == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("tags", "found"),
+    [
+        (["cp311-cp311-manylinux_2_27_x86_64"], (2, 27)),
+        (["cp311-cp311-manylinux_2_17_aarch64.manylinux2014_aarch64"], (2, 17)),
+        (["cp311-cp311-manylinux2014_armv7l", "cp311-cp311-manylinux_2_34_armv7l"], (2, 17)),
+        (["py3-none-any", "cp311-cp311-linux_aarch64", "nonsense", "a-b-manylinux_x_y_z"], None),
+    ],
+)
+def test_what_a_wheel_needs(tags, found):
+    assert needed_glibc(tags) == found
+
+
+def test_what_is_installed_here():
+    assert read_glibc() >= (2, 17)
+    assert read_needed_glibc(["ai-edge-litert", "no-such-package"]).keys() == {"ai-edge-litert"}
+    assert read_numpy()[0].isdecimal()
+    assert parse_version("2.36") == (2, 36)
+    assert parse_version("2.x") is None
+
+
+def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
+    reading = read_disk(tmp_path / "a" / "b")
+    assert (reading.folder, reading.refused) == (tmp_path, "")
+    assert reading.free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_takes_nothing():
+    assert read_disk(Path("/proc/self")).refused
+
+
+def test_corals_on_their_buses(tmp_path):
+    for name, vendor, product in (("1-1", "18d1", "9302"), ("1-2", "1a6e", "089a"), ("2-1", "1d6b", "0002")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "idVendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "idProduct").write_text(f"{product}\n")
+    (tmp_path / "apex_0").touch()
+    assert read_corals(usb=tmp_path, dev=tmp_path) == ["usb 18d1:9302", "usb 1a6e:089a", "pci apex_0"]
+    assert read_corals(usb=tmp_path / "none", dev=tmp_path / "none") == []
+
+
+def test_runtimes_are_tried_and_a_delegate_with_the_one_that_works():
+    probes = read_runtimes()
+    assert [probe.runtime for probe in probes if probe.loads] == ["ai-edge-litert"]
+    assert try_delegate(None, [], probes) == (None, None)
+    spec = DelegateSpec(library=stub_library())
+    assert try_delegate(spec, [], probes) == (spec, None)
+    seen, fault = try_delegate(None, ["usb 18d1:9302"], probes)
+    assert seen == DelegateSpec()
+    assert "libedgetpu.so.1" in fault.found
+    _, fault = try_delegate(spec, [], [Probe(runtime="x", version="", loads=None, detail="")])
+    assert "no runtime works" in fault.found
+
+
+def test_environments():
+    assert read_environment("CartPole-v1") is None
+    assert read_environment("NoSuch-v0").code == 20
+
+
+def test_modes(tmp_path):
+    (tmp_path / "client.key").touch(mode=0o640)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "client.key").chmod(0o640)
+    assert read_modes(tmp_path) == {"client.key": 0o640}
+    assert read_modes(tmp_path / "none") == {}
+
+
+JOINING = how_to_join(broker="mqtt://pi-1@h", fleet="lab", name="pi-1")
+
+
+def test_whether_an_agent_runs(tmp_path):
+    assert not agent_runs(tmp_path, JOINING)
+    lock = tmp_path / "spool" / "lab.pi-1" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert not agent_runs(tmp_path, JOINING)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert agent_runs(tmp_path, JOINING)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    for name, wait_s in (("CONNECT_S", 2.0), ("ECHO_S", 0.2), ("LARGE_S", 0.2), ("_SILENCE_S", 0.05)):
+        monkeypatch.setattr(link_readings, name, wait_s)
+
+
+OWN, FOREIGN = "q/v1/lab/d/pi-1/up/doctor", f"q/v1/lab/d/{OTHER_DEVICE}/up/doctor"
+
+
+def read(broker):
+    return read_link(JOINING, make_link=lambda joining: broker.link(joining.client_id))
+
+
+def test_a_broker_without_rules(quick):
+    broker = FakeBroker()
+    broker.publish("q/v1/lab/learner", b"birth", retain=True)
+    reading = read(broker)
+    assert (reading.error, reading.own_came_back, reading.foreign_came_back) == (None, True, True)
+    assert (reading.large, reading.learner_seen, reading.address) == ("came back", True, "h:1883")
+
+
+def test_a_broker_with_rules(quick):
+    broker = FakeBroker()
+    broker.drop(FOREIGN)
+    reading = read(broker)
+    assert (reading.own_came_back, reading.foreign_came_back, reading.learner_seen) == (True, False, False)
+
+
+def test_a_broker_that_denies_everything(quick):
+    broker = FakeBroker()
+    broker.drop("#", 10)
+    reading = read(broker)
+    assert (reading.own_came_back, reading.large) == (False, "not tried")
+
+
+def test_a_login_without_credentials_leaves_an_agent_its_session():
+    assert JOINING.client_id == "lab.pi-1"
+    assert link_readings._link(JOINING).client_id == "lab.pi-1.doctor"
+
+
+def test_a_broker_that_is_down(quick):
+    broker = FakeBroker()
+    broker.down()
+    assert read(broker).error.code == 30
+
+
+def test_nobody_listens(quick):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    reading = read_link(how_to_join(broker=f"mqtt://127.0.0.1:{port}", name="pi-1"))
+    assert reading.error.code == 30
+    assert read_certificate(BrokerURL(host="127.0.0.1", port=port, tls=True)) is None
+
+
+def test_a_server_that_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = BrokerURL(host="127.0.0.1", port=server.getsockname()[1], tls=True)
+        assert read_certificate(url, timeout_s=0.3) is None
+
+
+def test_a_server_that_speaks_no_tls():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with server.accept()[0] as connection:
+                connection.recv(65_536)
+                connection.sendall(b"HTTP/1.1 400\r\n\r\n")
+
+        talker = threading.Thread(target=answer, daemon=True)
+        talker.start()
+        assert read_certificate(BrokerURL(host="127.0.0.1", port=server.getsockname()[1], tls=True)) is None
+        talker.join(5.0)
+        assert not talker.is_alive()
+
+
+def test_a_wrong_password_and_a_right_one(monkeypatch):
+    with Mosquitto({"pi-1": "right"}) as broker:
+        for password, code in (("wrong", 31), ("right", None)):
+            monkeypatch.setenv("QUARL_MQTT_PASSWORD", password)
+            reading = read_link(how_to_join(broker=f"mqtt://pi-1@127.0.0.1:{broker.port}"))
+            assert (reading.error and reading.error.code) == code
+    assert (reading.own_came_back, reading.foreign_came_back, reading.large) == (True, True, "came back")
+
+
+def test_a_broker_that_takes_no_large_packets(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    config = tmp_path / "mosquitto.conf"
+    config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_packet_size 65536\npersistence false\n")
+    tmp_path.chmod(0o755)
+    with subprocess.Popen(
+        [mosquitto_binary(), "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            reading = read_link(how_to_join(broker=f"mqtt://127.0.0.1:{port}", name="pi-1"))
+        finally:
+            process.terminate()
+            process.wait(5)
+    assert (reading.error, reading.own_came_back, reading.large) == (None, True, "cut")
