@@ -108,9 +108,7 @@ def _good(found: Found, starts: int, rules: Rules) -> tuple[tuple[str, ...], boo
     return slots, False, level
 
 
-def _begun(
-    good: tuple[str, ...], now_s: float, *, acting: str, parked: bool, fault: Fault | None
-) -> Deployment:
+def _begun(good: tuple[str, ...], now_s: float, *, acting: str, parked: bool, fault: Fault | None) -> Deployment:
     state = Deployment(
         phase=Phase.EMPTY, since_s=now_s, acting=acting, good=good, parked=parked, distrusted=parked, fault=fault
     )

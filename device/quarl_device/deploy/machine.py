@@ -9,10 +9,10 @@
 What acts stays in charge until a candidate begins its probation, which it does between two episodes, or when no episode
 has ended in time. A failure ends on the best policy that is left and has passed its self-test.
 
-Policies are named by the digest of their signed file. `_TABLE` has a row for every phase and a rule for every event, and
-a test walks through all of them. Whoever drives the machine gives it one event at a time and carries out the decisions
-in order; work that takes time is told in a later event, with the ticket of the decision, so that what comes too late
-(a test that hung and ended after all) changes nothing.
+Policies are named by the digest of their signed file. `_TABLE` has a row for every phase and a rule for every event,
+and a test walks through all of them. Whoever drives the machine gives it one event at a time and carries out the
+decisions in order; work that takes time is told in a later event, with the ticket of the decision, so that what comes
+too late (a test that hung and ended after all) changes nothing.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Do(StrEnum):
     """Take what was offered and look at it; answer HOLDS or REFUSED."""
     TEST = "test"
     """Load it and run its self-test; answer READY or REFUSED."""
+    ABANDON = "abandon"
+    """Work under way has hung: give it up."""
     REFUSE = "refuse"
     """Put the candidate out of the way."""
     BEGIN = "begin"
@@ -261,10 +263,9 @@ def _refuse(state: Deployment, event: Event, rules: Rules) -> Step:
 def _expire(state: Deployment, event: Event, rules: Rules) -> Step:
     if event.now_s - state.since_s < rules.work_s:
         return state, ()
-    hung = Fault(
-        code=55, message=f"{state.phase} has not ended after {rules.work_s:g} s", digest=state.candidate
-    )
-    return _refuse(state, replace(event, fault=hung), rules)
+    hung = Fault(code=55, message=f"{state.phase} has not ended after {rules.work_s:g} s", digest=state.candidate)
+    after, decisions = _refuse(state, replace(event, fault=hung), rules)
+    return after, (Decision(do=Do.ABANDON), *decisions)
 
 
 def _reject(state: Deployment, event: Event, rules: Rules) -> Step:
@@ -298,7 +299,8 @@ def _not_settled_in_time(state: Deployment, event: Event, rules: Rules) -> Step:
     if event.now_s - state.since_s < rules.work_s:
         return state, ()
     hung = Fault(code=50, message=f"the disk has not written a slot within {rules.work_s:g} s", digest=state.candidate)
-    return _not_settled(state, replace(event, fault=hung), rules)
+    after, _ = _not_settled(state, replace(event, fault=hung), rules)
+    return after, (Decision(do=Do.ABANDON),)
 
 
 def _fail_settling(state: Deployment, event: Event, rules: Rules) -> Step:
@@ -334,9 +336,7 @@ def _work(state: Deployment, phase: Phase, do: Do, event: Event, *, candidate: s
 
 
 def _resting(state: Deployment, event: Event, *, fault: Fault | None = None) -> Deployment:
-    return replace(
-        state, phase=state.rest, since_s=event.now_s, candidate="", fault=fault or state.fault
-    )
+    return replace(state, phase=state.rest, since_s=event.now_s, candidate="", fault=fault or state.fault)
 
 
 def _first(good: tuple[str, ...]) -> str:

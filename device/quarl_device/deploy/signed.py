@@ -1,10 +1,10 @@
 """The signed policy file (`.qpol`): a policy in the framing of a push, and the order in which it is trusted.
 
-Size cap, then signature, then digest, then contract, then the golden self-test: nothing is parsed that the learner's key
-has not signed, and nothing acts that does not compute what it should.
+Size cap, then signature, then digest, then contract, then the golden self-test: nothing is parsed that the learner's
+key has not signed, and nothing acts that does not compute what it should.
 
-A live push carries its golden answers in the header, since each push changes them. A file that was exported has its own,
-and its header has none.
+A live push carries its golden answers in the header, since each push changes them. A file that was exported has its
+own, and its header has none.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class SignedPolicy:
         header = self.header
         if not header.golden_outputs:
             return self.file.golden
-        return self.file.golden.with_outputs(
-            header.golden_outputs, lsb=header.lsb, tolerance_lsb=header.tolerance_lsb
-        )
+        return self.file.golden.with_outputs(header.golden_outputs, lsb=header.lsb, tolerance_lsb=header.tolerance_lsb)
 
 
 def version_name(epoch: int, version: int) -> str:

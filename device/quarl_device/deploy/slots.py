@@ -10,8 +10,8 @@ previous   was current before it
 refused    the last one that failed, for a person to look at
 ========== ==========================================================================================
 
-So a kill at any instant leaves files whose names are true, or a lie of one step, which `recover` mends: a policy that
-has passed is `current` in two renames, and between them no file has that name. Nothing that acts is ever written over by
+So a kill at any instant leaves files whose names are true, but for one: a policy that has passed becomes `current` in
+two renames, and between them no file has that name, which `recover` mends. Nothing that acts is ever written over by
 bytes: a full disk stops `offer` alone.
 """
 
@@ -124,6 +124,13 @@ class Slots:
         """Return whether a slot has a file."""
         return self.path(slot).exists()
 
+    def holds(self, slot: Slot, digest: str) -> bool:
+        """Return whether a slot has the very file of this digest."""
+        try:
+            return hashlib.sha256(self.read(slot)).hexdigest() == digest
+        except ModelFileError:
+            return False
+
     def read(self, slot: Slot) -> bytes:
         """Return a slot's bytes, unchecked.
 
@@ -179,8 +186,9 @@ class Slots:
         for slot in (Slot.TRIAL, Slot.READY):
             if self.there(slot):
                 self._move(slot, Slot.REFUSED)
-        if self._holds(Slot.CURRENT, digest):
+        if self.holds(Slot.CURRENT, digest):
             self.drop(digest)
+        self._move_up()
 
     def commit(self, *, over: bool = False) -> None:
         """Make the policy on probation the current one.
@@ -199,10 +207,10 @@ class Slots:
 
     def drop(self, digest: str) -> None:
         """Take its slot from a policy that failed; the previous one moves up. Raises StateUnwritable."""
-        if self._holds(Slot.CURRENT, digest):
+        if self.holds(Slot.CURRENT, digest):
             up = self.there(Slot.PREVIOUS)
             self._move(*((Slot.PREVIOUS, Slot.CURRENT) if up else (Slot.CURRENT, Slot.REFUSED)))
-        elif self._holds(Slot.PREVIOUS, digest):
+        elif self.holds(Slot.PREVIOUS, digest):
             self._move(Slot.PREVIOUS, Slot.REFUSED)
 
     def recover(self) -> None:
@@ -213,12 +221,20 @@ class Slots:
         """
         if self.there(Slot.TRIAL) and self.there(Slot.PREVIOUS) and not self.there(Slot.CURRENT):
             self.commit()  # it had passed, or current would be there
-        if self.there(Slot.READY):
-            # It had passed its self-test but never acted: it is looked at again, unless something newer came.
-            if self.there(Slot.INCOMING):
-                self.refuse()
-            else:
-                self._move(Slot.READY, Slot.INCOMING)
+        self._move_up()
+        # What is ready has passed its self-test but never acted.
+        self._offer_again(Slot.READY)
+
+    def examine_again(self) -> None:
+        """Have a candidate looked at anew whose process ended cleanly meanwhile; raises StateUnwritable."""
+        self._offer_again(Slot.TESTING)
+
+    def discard(self, slot: Slot) -> None:
+        """Remove a file that is of no use, such as a copy of what acts; raises StateUnwritable."""
+        try:
+            self.path(slot).unlink(missing_ok=True)
+        except OSError as cause:
+            raise StateUnwritable(f"policy {slot} cannot be removed: {cause.strerror}") from cause
 
     def trusted_key(self, given: Path | None) -> PublicKey:
         """Return the learner's key that files must be signed by, and keep one that is given.
@@ -264,11 +280,15 @@ class Slots:
         except KeyFileError:
             return None
 
-    def _holds(self, slot: Slot, digest: str) -> bool:
-        try:
-            return hashlib.sha256(self.read(slot)).hexdigest() == digest
-        except ModelFileError:
-            return False
+    def _offer_again(self, slot: Slot) -> None:
+        """Put a candidate back, unless something newer came."""
+        if self.there(slot):
+            self._move(slot, Slot.REFUSED if self.there(Slot.INCOMING) else Slot.INCOMING)
+
+    def _move_up(self) -> None:
+        """Leave no gap, which would say that a policy on probation had passed."""
+        if self.there(Slot.PREVIOUS) and not self.there(Slot.CURRENT):
+            self._move(Slot.PREVIOUS, Slot.CURRENT)
 
     def _write(self, path: Path, data: bytes, what: str) -> None:
         write_atomic(path, data, error=StateUnwritable, what=what)
