@@ -1,7 +1,7 @@
 """A policy that acts in deploy mode: what chooses, and what sees that a number is none.
 
-All is decided when a policy is loaded: a step is one call of a closure that fits its space, its limits and whether it is
-watched.
+All is decided when a policy is loaded: a step is one call of a closure that fits its space, its limits and whether it
+is watched.
 """
 
 from __future__ import annotations

@@ -16,31 +16,29 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quarl_device.deploy.acting import Act, Busy, Loaded, make_act, make_finite
+from quarl_device.deploy.acting import Loaded, make_act
 from quarl_device.deploy.boot import NOTHING, PREVIOUS_ONLY, SOUND, boot
 from quarl_device.deploy.candidates import AlreadyActing, Candidates, guarded
 from quarl_device.deploy.config import DeployConfig, DeploySummary, OnChange, Report
-from quarl_device.deploy.grid import Grid
-from quarl_device.deploy.limits import guard_of
 from quarl_device.deploy.machine import Decision, Deployment, Do, Event, Fault, Kind, Phase, Rules, handle
 from quarl_device.deploy.notes import Notes, believable_unix_s, read_notes, write_notes
 from quarl_device.deploy.probation import Probation
 from quarl_device.deploy.slots import Slot, Slots
+from quarl_device.deploy.stepping import TICK_S, Stepping
 from quarl_device.deploy.worker import Worker
-from quarl_device.environments import first_line, make_single, missing_part, spaces_to_specs
-from quarl_device.errors import EnvironmentMisbehaved, PolicyFailed, QuarlError, StateUnwritable
+from quarl_device.environments import first_line
+from quarl_device.errors import PolicyFailed, QuarlError, StateUnwritable
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.strict_json import one_line
 
 _LOG = logging.getLogger(__name__)
-_TICK_S = 0.25
 _LEAVE_S = 5.0
 _DISK_PAUSE_S = 30.0
 _TAKES_OFFERS = (Phase.EMPTY, Phase.WAITING, Phase.SETTLED, Phase.PARKED)
 
 
-class DeployAgent:
+class DeployAgent(Stepping):
     """Acts until it is told to stop.
 
     Args:
@@ -68,38 +66,21 @@ class DeployAgent:
         runtime: PolicyRuntime,
         on_change: OnChange = lambda _: None,
     ) -> None:
-        self._config, self._slots, self._on_change = config, slots, on_change
-        self._world = make_single(config.env, allow_module=config.allow_module)
-        self._guard = guard_of(
-            config.wishes, spaces_to_specs(self._world.observation_space, self._world.action_space)[1]
-        )
+        super().__init__(config)
+        self._slots, self._on_change = slots, on_change
         self._rules: Rules = replace(config.rules, has_safe_action=self._guard.safe_action is not None)
         self._candidates = Candidates(
             slots=slots, key=key, runtime=runtime, world=self._world, env_id=config.env.env_id
         )
-        self._finite = make_finite(self._world.observation_space)
-        self._grid = Grid(1.0 / config.hz, time.monotonic()) if config.hz else None
-        self._busy = Busy()
         self._events: deque[Event] = deque()
-        self._raised = False
         self._changed = threading.Event()
-        self._reason = ""
         self._state = Deployment(phase=Phase.EMPTY, since_s=time.monotonic())
         self._notes, self._dirty, self._noted_s = Notes(), False, time.monotonic()
-        self._act: Act | None = None
+        self._acted = ""
         self._probation: Probation | None = None
         self._worker = Worker()
         self._began_s = time.monotonic()
         self._no_offer_before_s = 0.0
-        self._steps = self._episodes = self._life_episodes = 0
-        self._returned = 0.0
-        self._counted = _Tally()
-
-    def stop(self, reason: str) -> None:
-        """End after the step that is under way; from any thread or a signal handler."""
-        # No lock is taken: a signal may find this very thread inside of one.
-        self._reason = self._reason or reason
-        self._raised = True
 
     def run(self) -> DeploySummary:
         """Act until stopped, or until all episodes or steps are made.
@@ -111,10 +92,11 @@ class DeployAgent:
         try:
             self._boot()
             ticker.start()
+            self._await_first()
             while not self._reason:
                 self._attend()
                 if self._act is None:
-                    self._changed.wait(_TICK_S)
+                    self._changed.wait(TICK_S)
                 elif not self._reason:
                     self._play()
         except Exception as error:
@@ -153,6 +135,14 @@ class DeployAgent:
         if failed is not None:
             self._fail(failed)
 
+    def _await_first(self) -> None:
+        """Where nothing may act, let a policy that lies there do so from the first step on, within its deadlines."""
+        if self._state.phase is Phase.EMPTY and self._slots.there(Slot.INCOMING):
+            self._happen(Kind.OFFERED)
+        while self._state.phase in (Phase.VERIFYING, Phase.TESTING) and not self._reason:
+            self._changed.wait(TICK_S)
+            self._attend()
+
     def _leave(self, ticker: threading.Thread) -> None:
         self._reason = self._reason or "stopped"
         self._changed.set()
@@ -177,86 +167,13 @@ class DeployAgent:
             fault=self._state.fault,
         )
 
-    # -- stepping
+    # -- the machine
 
-    def _play(self) -> None:
-        """Play one episode, or until nothing is left that may act."""
-        observation, grid, step, clock = self._reset(), self._grid, self._world.step, time.monotonic
-        total = 0.0
-        if grid is not None:
-            grid.pause(clock())
-        while not self._reason:
-            if self._raised:
-                self._attend()
-            if grid is not None:
-                self._sleep_until(grid.due_s)
-            action = self._choose(observation)
-            if action is None or self._reason:
-                return
-            if grid is not None and not grid.deliver(clock()):
-                action = self._late(action)
-            try:
-                observation, reward, terminated, truncated, _ = step(action)
-                total += float(reward)
-                ended = terminated or truncated
-            # The environment is anybody's code.
-            except Exception as error:
-                raise self._misbehaved("step()", error) from error
-            self._steps += 1
-            if ended:
-                self._end_episode(total)
-                return
-            if self._steps == self._config.max_steps:
-                self.stop("all steps made")
-
-    def _choose(self, observation: Any) -> Any:
-        """Return the action for an observation, `None` if nothing may act."""
-        if not self._finite(observation):
-            return self._blind()
-        while self._act is not None:
-            try:
-                return self._act(observation)
-            # Whatever a runtime raises: the next one acts on this very observation.
-            except Exception as error:
-                self._busy.since_s = 0.0
-                self._fail(error)
-        return None
-
-    def _blind(self) -> Any:
-        """Return the safe action for an observation that no policy can be blamed for."""
-        self._counted.bad_observations += 1
-        if self._guard.safe_action is None:
-            raise EnvironmentMisbehaved(
-                f"environment {self._config.env.env_id!r} gave an observation with NaN or Inf at step {self._steps:,}",
-                hint="--safe-action is what such a step gets",
-            )
-        return self._safe()
-
-    def _late(self, action: Any) -> Any:
-        """Return what the environment gets after a deadline that was missed."""
-        self._counted.overruns += 1
-        return action if self._guard.safe_action is None else self._safe()
-
-    def _safe(self, _: Any = None) -> Any:
-        self._counted.safe_steps += 1
-        safe = self._guard.safe_action
-        # An environment may change what it is given.
-        return safe if isinstance(safe, int) else safe.copy()
-
-    def _reset(self) -> Any:
+    def _begin_episode(self) -> None:
         if self._state.acting in self._candidates.loaded:
             self._candidates.loaded[self._state.acting].policy.begin_episode()
-        try:
-            seed = self._config.seed if not self._life_episodes else None
-            observation, _ = self._world.reset(seed=seed)
-        except Exception as error:
-            raise self._misbehaved("reset()", error) from error
-        self._life_episodes += 1
-        return observation
 
-    def _end_episode(self, total: float) -> None:
-        self._episodes += 1
-        self._returned += total
+    def _episode_ended(self) -> None:
         if self._probation is not None:
             self._probation.end_episode()
             if self._probation.failure:
@@ -265,23 +182,6 @@ class DeployAgent:
             self._happen(Kind.PASSED)
         self._attend()
         self._happen(Kind.BOUNDARY)
-        if self._episodes == self._config.max_episodes:
-            self.stop("all episodes made")
-        elif self._steps == self._config.max_steps:
-            self.stop("all steps made")
-
-    def _sleep_until(self, due_s: float) -> None:
-        while not self._reason and (left_s := due_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, _TICK_S))
-
-    def _misbehaved(self, call: str, error: Exception) -> QuarlError:
-        env_id = self._config.env.env_id
-        return missing_part(env_id, error) or EnvironmentMisbehaved(
-            f"environment {env_id!r} raised in {call} at step {self._steps:,}: "
-            f"{type(error).__name__}: {first_line(error)}"
-        )
-
-    # -- the machine
 
     def _attend(self) -> None:
         """Handle what has happened, on the stepping thread."""
@@ -350,7 +250,7 @@ class DeployAgent:
         """What acts has failed."""
         said = error if isinstance(error, QuarlError) else PolicyFailed(f"{type(error).__name__}: {first_line(error)}")
         fault = Fault(code=said.code, message=one_line(said.message, max_length=300), digest=self._state.acting)
-        self._counted.fallbacks += 1
+        self._tally.fallbacks += 1
         self._happen(Kind.FAILED, fault=fault)
 
     # -- decisions
@@ -391,12 +291,14 @@ class DeployAgent:
         if loaded is None:
             self._act = None if self._guard.safe_action is None else self._safe
             return
-        loaded.policy.begin_episode()
+        if digest != self._acted:
+            loaded.policy.begin_episode()
+        self._acted = digest
         self._act = make_act(self._world, loaded, self._guard, self._busy, probation=self._probation)
 
     def _begin(self, ticket: int) -> None:
         # Here and not on the worker: it must be on the disk before the first action, and comes once in a policy's life.
-        self._counted.accepted += 1
+        self._tally.accepted += 1
         fault = guarded(self._slots.begin)
         if fault is not None:
             self._post(Event(kind=Kind.NOT_STORED, now_s=time.monotonic(), ticket=ticket, fault=fault))
@@ -426,7 +328,7 @@ class DeployAgent:
             self._answer(ticket, Kind.REFUSED)
         # A hostile file may provoke anything; the worker must live.
         except Exception as error:
-            self._counted.refused += 1
+            self._tally.refused += 1
             if isinstance(error, StateUnwritable):
                 self._no_offer_before_s = time.monotonic() + _DISK_PAUSE_S
             code, message = getattr(error, "code", 1), getattr(error, "message", first_line(error))
@@ -447,7 +349,7 @@ class DeployAgent:
             if takes and self._slots.there(Slot.INCOMING):
                 self._post(Event(kind=Kind.OFFERED, now_s=now_s))
             self._post(Event(kind=Kind.TICK, now_s=now_s))
-            time.sleep(_TICK_S)
+            time.sleep(TICK_S)
 
     def _die_of_a_hang(self, hung_s: float) -> None:
         """End this process: a call that does not return can be left in no other way; the next start falls back."""
@@ -460,7 +362,7 @@ class DeployAgent:
         os._exit(PolicyFailed.code)
 
     def _snapshot(self) -> Notes:
-        state, counters, tally = self._state, self._notes.counters, self._counted
+        state, counters, tally = self._state, self._notes.counters, self._tally
         fresh = replace(
             counters,
             steps=counters.steps + self._steps,
@@ -475,14 +377,6 @@ class DeployAgent:
             write_notes(self._slots.notes_path, notes)
         except StateUnwritable as error:
             _LOG.warning("%s", error)
-
-
-class _Tally:
-    """What this life has counted, by the names of `Counters`."""
-
-    def __init__(self) -> None:
-        self.safe_steps = self.overruns = self.bad_observations = 0
-        self.accepted = self.refused = self.fallbacks = 0
 
 
 def _signed(loaded: Loaded | None) -> Any:

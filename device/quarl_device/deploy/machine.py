@@ -285,22 +285,24 @@ def _settled(state: Deployment, event: Event, rules: Rules) -> Step:
     del rules
     good = (state.candidate, *state.good[:1])
     after = replace(state, good=good, parked=False, distrusted=False)
-    return replace(_resting(after, event), fault=state.fault), (Decision(do=Do.CALM),)
+    # Acting once more, it is no longer watched as one on probation.
+    return _resting(after, event), (Decision(do=Do.ACT, digest=state.candidate), Decision(do=Do.CALM))
 
 
 def _not_settled(state: Deployment, event: Event, rules: Rules) -> Step:
     """The disk refused: the policy goes on, as one on probation, and another probation ends in another try."""
     del rules
     after = replace(state, phase=Phase.PROBATION, since_s=event.now_s, ticket=state.ticket + 1)
-    return replace(after, fault=event.fault or state.fault), ()
+    # Acting once more begins a probation that counts anew.
+    return replace(after, fault=event.fault or state.fault), (Decision(do=Do.ACT, digest=state.acting),)
 
 
 def _not_settled_in_time(state: Deployment, event: Event, rules: Rules) -> Step:
     if event.now_s - state.since_s < rules.work_s:
         return state, ()
     hung = Fault(code=50, message=f"the disk has not written a slot within {rules.work_s:g} s", digest=state.candidate)
-    after, _ = _not_settled(state, replace(event, fault=hung), rules)
-    return after, (Decision(do=Do.ABANDON),)
+    after, decisions = _not_settled(state, replace(event, fault=hung), rules)
+    return after, (Decision(do=Do.ABANDON), *decisions)
 
 
 def _fail_settling(state: Deployment, event: Event, rules: Rules) -> Step:

@@ -50,6 +50,14 @@ class Counters:
     fallbacks: int = 0
 
 
+class Tally:
+    """What one life counts besides steps and episodes, by the names of `Counters`."""
+
+    def __init__(self) -> None:
+        self.safe_steps = self.overruns = self.bad_observations = 0
+        self.accepted = self.refused = self.fallbacks = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Notes:
     """What the agent writes down.

@@ -93,5 +93,4 @@ class Probation:
         self.passed = self.passed or (done and not self.failure)
 
     def _fail(self, failure: str) -> None:
-        if not self.passed:
-            self.failure = self.failure or failure
+        self.failure = self.failure or failure

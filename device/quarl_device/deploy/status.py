@@ -25,7 +25,7 @@ def look(slots: Slots) -> dict[str, Any]:
         "mode": "deploy",
         "directory": str(slots.directory),
         "running": running,
-        "state": str(notes.phase) if running else "stopped",
+        "state": str(notes.phase) if running else "stopped" if notes.since_unix_s else "not known",
         "ended_cleanly": notes.clean,
         "since_unix_s": notes.since_unix_s,
         "env": notes.env_id,
@@ -40,8 +40,10 @@ def look(slots: Slots) -> dict[str, Any]:
 
 def as_text(status: dict[str, Any]) -> str:
     """Return the same for a person."""
-    word = status["state"] if status["running"] or status["ended_cleanly"] else f"{status['state']} (not cleanly)"
-    lines = [f"{status['mode']}: {word}, {_when(status['since_unix_s'])}, {status['directory']}"]
+    word, since = status["state"], f" since {_when(status['since_unix_s'])}" if status["running"] else ""
+    if word == "stopped" and not status["ended_cleanly"]:
+        word = "stopped, and not cleanly"
+    lines = [f"{status['mode']}: {word}{since}, {status['directory']}"]
     for slot in _SHOWN:
         found = status[slot]
         if found is None:
