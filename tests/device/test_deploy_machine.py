@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quarl_device.deploy.boot import NOTHING, PREVIOUS_ONLY, SOUND, Found, boot
@@ -132,6 +132,7 @@ def test_the_last_fault_stays_until_there_is_another():
     assert after.fault == FAULT
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.floats(0, 90), st.booleans()), max_size=60))
 def test_whatever_happens_a_tested_policy_acts_or_the_safe_action(happenings):
     """Walk at random: only a policy that was READY, or was good before, ever acts, and rest is what it says."""
@@ -201,6 +202,7 @@ def test_without_a_safe_action_a_crash_loop_never_ends_in_nothing():
     assert boot(dataclasses.replace(found, previous=""), rules, now_s=0.0).state.acting == A
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         Found,

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from deploy_factory import CARTPOLE, KEY, OTHER_KEY, PENDULUM, RUNTIME, digest, signed, wrong_golden
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quarl_device.contract import ActionSpec
@@ -110,6 +110,7 @@ def test_the_grid_is_absolute():
     assert grid.due_s == 7.0
 
 
+@settings(deadline=None)
 @given(st.floats(0.001, 10.0), st.lists(st.floats(0.0, 50.0), min_size=1, max_size=50))
 def test_the_grid_never_lags_behind_nor_leaves_its_instants(period_s, takes):
     grid, now_s = Grid(period_s, 0.0), 0.0
@@ -315,6 +316,7 @@ def test_notes_are_read_back():
     assert decode_notes(encode_notes(Notes())) == Notes()
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_notes_of_any_bytes_are_refused(data):
     with pytest.raises(PayloadRefused):
@@ -331,6 +333,7 @@ def test_notes_that_are_well_summed_and_mean_nothing(change):
         decode_notes(data)
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False))
 def test_any_clock_makes_notes_that_are_read_back(now_s):
     notes = Notes(since_unix_s=believable_unix_s(now_s))

@@ -152,6 +152,7 @@ class DeployAgent(Stepping):
         # An error of the environment or of a person is an orderly end: no policy is suspected of it.
         self._write(replace(self._snapshot(), clean=True, starts=0))
         self._world.close()
+        self._slots.release()
 
     def _summary(self) -> DeploySummary:
         acting = self._candidates.loaded.get(self._state.acting)

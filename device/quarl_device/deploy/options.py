@@ -85,14 +85,17 @@ def make_deploy_agent(options: argparse.Namespace) -> DeployAgent:
     slots = Slots(options.state_dir or state_dir())
     slots.make()
     slots.take()
-    held = find_credentials(options.credentials)
-    key = slots.trusted_key(options.learner_key or (held.learner_key if held is not None else None))
-    runtime = find_runtime(options.runtime)
-    env = _environment(options, slots, key)
-    agent = DeployAgent(_config(options, env), slots=slots, key=key, runtime=runtime)
-    if options.policy is not None:
-        _offer(options, slots, key)
-    return agent
+    try:
+        held = find_credentials(options.credentials)
+        key = slots.trusted_key(options.learner_key or (held.learner_key if held is not None else None))
+        runtime = find_runtime(options.runtime)
+        env = _environment(options, slots, key)
+        if options.policy is not None:
+            _offer(options, slots, key)
+        return DeployAgent(_config(options, env), slots=slots, key=key, runtime=runtime)
+    except QuarlError:
+        slots.release()
+        raise
 
 
 def show_deploy_summary(summary: DeploySummary, *, as_json: bool) -> None:
