@@ -50,6 +50,8 @@ def stored(tmp_path, data, name="model.qpol"):
     return path
 
 
+# Enough episodes for a policy that is handed over to come through its probation among them.
+LONG = ["run", "--mode", "deploy", "--episodes", "150", "--probation-episodes", "1", "--seed", "0"]
 RUN = ["run", "--mode", "deploy", "--episodes", "2", "--probation-episodes", "1", "--seed", "0"]
 
 
@@ -65,7 +67,7 @@ def test_from_nothing_to_a_second_policy(tmp_path, key, asked):
     code, handed = asked("activate", stored(tmp_path, signed(2), "two.qpol"))
     assert (code, handed["name"], handed["running"], handed["already"]) == (0, "2", False, False)
     assert asked("status")[1]["incoming"]["version"] == 2
-    assert asked(*RUN)[1]["version"] == "2"
+    assert asked(*LONG)[1]["version"] == "2"
     status = asked("status")[1]
     assert [status[slot]["version"] for slot in ("current", "previous")] == [2, 1]
     assert status["current"]["since_unix_s"] > 1e9
@@ -73,7 +75,7 @@ def test_from_nothing_to_a_second_policy(tmp_path, key, asked):
     assert asked("activate", tmp_path / "two.qpol")[1]["already"]
     assert asked("activate", first)[0] == 45
     assert asked("activate", first, "--allow-older")[0] == 0
-    assert asked(*RUN)[1]["version"] == "1"
+    assert asked(*LONG)[1]["version"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_activate_refuses_what_does_not_hold_and_changes_nothing(tmp_path, asked
     found, said = asked("activate", stored(tmp_path, data), "--learner-key", key)
     assert (found, said["error"]["code"]) == (code, code)
     assert said["error"]["message"]
-    assert sorted(path.name for path in slots.directory.iterdir()) == sorted([*before, "learner.pub"])
+    assert sorted(path.name for path in slots.directory.iterdir() if path.name != "learner.pub") == before
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_a_policy_that_failed_here_is_not_taken_again_by_itself(tmp_path, asked,
     slots.path(Slot.REFUSED).write_bytes(signed(2))
     assert asked(*RUN, "--policy", stored(tmp_path, signed(2)), "--learner-key", key)[1]["version"] == "1"
     assert asked("activate", tmp_path / "model.qpol")[0] == 0
-    assert asked(*RUN)[1]["version"] == "2"
+    assert asked(*LONG)[1]["version"] == "2"
 
 
 def test_status_in_words_also_of_what_is_damaged(tmp_path, capsys):

@@ -149,6 +149,7 @@ class DeployAgent(Stepping):
         if ticker.is_alive():
             ticker.join(_LEAVE_S)
         self._worker.close(timeout_s=_LEAVE_S)
+        self._attend()  # a slot may have been written meanwhile
         # An error of the environment or of a person is an orderly end: no policy is suspected of it.
         self._write(replace(self._snapshot(), clean=True, starts=0))
         self._world.close()
