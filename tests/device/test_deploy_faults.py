@@ -13,6 +13,7 @@ from deploy_factory import (
     ACROBOT,
     CARTPOLE,
     OTHER_KEY,
+    PENDULUM,
     RUNTIME,
     Board,
     Faults,
@@ -26,9 +27,11 @@ from deploy_factory import (
 )  # fmt: skip
 
 from quarl_device.deploy.boot import NOTHING, PREVIOUS_ONLY
+from quarl_device.deploy.limits import Wishes
 from quarl_device.deploy.machine import Event, Kind, Phase, Rules
 from quarl_device.deploy.notes import read_notes, write_notes
 from quarl_device.deploy.slots import Slot, Slots
+from quarl_device.environments import EnvSpec
 from quarl_device.errors import StateUnwritable
 
 ONE, TWO, THREE = signed(1), signed(2), signed(3)
@@ -384,6 +387,38 @@ def test_a_crash_loop_parks_on_the_last_good_policy_and_then_on_the_safe_action(
     slots.offer(THREE)
     assert Board(tmp_path, rules=few, safe=(0,)).live().acting == digest(THREE)
     assert read_notes(slots.notes_path)[0].level == 0
+
+
+def test_a_start_that_lives_breaks_the_row_and_the_next_one_tries_the_last_good_policy_again(tmp_path):
+    slots = settled(tmp_path)
+    notes = dataclasses.replace(read_notes(slots.notes_path)[0], clean=False, starts=4, level=NOTHING)
+    write_notes(slots.notes_path, notes)
+    board = Board(tmp_path, safe=(0,), life_s=0.0).live(episodes=2, clean=False)
+    assert board.phase is Phase.EMPTY
+    notes = read_notes(slots.notes_path)[0]
+    assert (notes.starts, notes.level) == (0, PREVIOUS_ONLY)
+    assert Board(tmp_path, safe=(0,)).live(episodes=1).acting == digest(ONE)
+
+
+@pytest.mark.parametrize(("limit", "phase"), [(2.0, Phase.SETTLED), (0.001, Phase.EMPTY)])
+def test_hard_limits_hold_and_a_policy_that_is_mostly_beyond_them_does_not_pass(tmp_path, limit, phase):
+    slots = Slots(tmp_path)
+    slots.make()
+    slots.offer(signed(1, policy=PENDULUM))
+    board = Board(
+        tmp_path,
+        env=EnvSpec(env_id="Pendulum-v1", kwargs={"max_episode_steps": 30}),
+        wishes=Wishes(low=(-limit,), high=(limit,), safe_action=(0.0,)),
+    )
+    actions, step = [], board._world.step
+    board._world.step = lambda action: actions.append(float(action[0])) or step(action)
+    board.live(episodes=3)
+    assert len(actions) == 90
+    assert max(map(abs, actions)) <= limit * 1.0001
+    assert board.phase is phase
+    if phase is Phase.EMPTY:
+        assert "beyond the hard limits" in board.fault.message
+        assert board._snapshot().counters.limited > 0
 
 
 def test_without_a_safe_action_a_crash_loop_stays_on_the_last_good_policy(tmp_path):

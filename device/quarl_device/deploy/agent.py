@@ -284,6 +284,8 @@ class DeployAgent(Stepping):
             self._worker.do(partial(guarded, slots.refuse))
         else:
             self._worker.do(partial(guarded, partial(slots.reject if do is Do.REJECT else slots.drop, digest)))
+            if digest != self._state.acting:
+                self._candidates.loaded.pop(digest, None)
 
     def _let_act(self, digest: str) -> None:
         """Have a policy, or the safe action, choose from the next step on."""
