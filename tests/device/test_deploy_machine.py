@@ -195,6 +195,14 @@ def test_what_a_start_makes_of_what_it_finds(changes, phase, acting, does, start
     assert (booted.starts, booted.level) == (starts, level)
 
 
+def test_what_a_process_noted_of_its_own_death_is_not_written_over():
+    hang = Fault(code=55, message="an action has not ended after 5 s", digest=C)
+    died = dataclasses.replace(FOUND, trial=C, trial_there=True, clean=False, fault=hang)
+    assert boot(died, RULES, now_s=0.0).state.fault == hang
+    other = dataclasses.replace(died, fault=dataclasses.replace(hang, digest=A))
+    assert "on probation" in boot(other, RULES, now_s=0.0).state.fault.message
+
+
 def test_without_a_safe_action_a_crash_loop_never_ends_in_nothing():
     rules = dataclasses.replace(RULES, has_safe_action=False)
     found = dataclasses.replace(FOUND, clean=False, starts=3, level=1)

@@ -86,8 +86,10 @@ def boot(found: Found, rules: Rules, *, now_s: float) -> Booted:
         if found.trial_there:
             # It explains the crashes before this start: what acts from here on is not suspected for them.
             starts = 0
-            message = "the agent died while this policy was on probation"
-            fault = Fault(code=55, message=message, digest=found.trial)
+            # What the process noted of its own death, a hang, says more.
+            if fault is None or not found.trial or fault.digest != found.trial:
+                message = "the agent died while this policy was on probation"
+                fault = Fault(code=55, message=message, digest=found.trial)
             decisions.append(Decision(do=Do.REJECT, digest=found.trial))
         state = _begun(good, now_s, acting=good[0] if good else "", parked=parked, fault=fault)
     decisions.append(Decision(do=Do.ACT, digest=state.acting))
