@@ -207,6 +207,27 @@ def test_a_current_policy_that_is_damaged_gives_way_to_the_previous_one(tmp_path
     assert (board.acting, board.fault.code) == (digest(ONE), 40)
 
 
+def test_whatever_a_damaged_current_policy_provokes_the_previous_one_acts(tmp_path, monkeypatch):
+    from quarl_device.deploy import candidates
+
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    assert Board(tmp_path).live().acting == digest(TWO)
+    real = candidates.open_signed
+
+    def provoked(data, key):
+        if data == TWO:
+            raise ZeroDivisionError("nobody thought of that\nat all")
+        return real(data, key)
+
+    monkeypatch.setattr(candidates, "open_signed", provoked)
+    board = Board(tmp_path).live(episodes=1)
+    assert (board.acting, board.fault.code) == (digest(ONE), 1)
+    assert "ZeroDivisionError" in board.fault.message
+    slots.path(Slot.CURRENT).replace(slots.path(Slot.TRIAL))
+    assert Board(tmp_path, safe=(0,)).live(episodes=1).acting in (digest(ONE), "")
+
+
 class Sick:
     """A runtime whose models, once they act, give what they are told."""
 

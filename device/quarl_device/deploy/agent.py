@@ -18,7 +18,7 @@ from typing import Any
 
 from quarl_device.deploy.acting import Loaded, make_act
 from quarl_device.deploy.boot import NOTHING, PREVIOUS_ONLY, SOUND, boot
-from quarl_device.deploy.candidates import AlreadyActing, Candidates, guarded
+from quarl_device.deploy.candidates import AlreadyActing, Candidates, as_fault, guarded
 from quarl_device.deploy.config import DeployConfig, DeploySummary, OnChange, Report
 from quarl_device.deploy.machine import Decision, Deployment, Do, Event, Fault, Kind, Phase, Rules, handle
 from quarl_device.deploy.notes import Notes, believable_unix_s, read_notes, write_notes
@@ -123,11 +123,11 @@ class DeployAgent(Stepping):
         booted = boot(found, self._rules, now_s=time.monotonic())
         self._state = booted.state
         self._notes = replace(self._notes, clean=False, starts=booted.starts, level=booted.level)
-        failed: QuarlError | None = None
+        failed: Exception | None = None
         if booted.state.phase is Phase.PROBATION:
             try:
                 self._candidates.load_trial()
-            except QuarlError as error:
+            except Exception as error:
                 failed = error
         for decision in booted.decisions:
             self._carry_out(decision)
@@ -335,9 +335,8 @@ class DeployAgent(Stepping):
             self._tally.refused += 1
             if isinstance(error, StateUnwritable):
                 self._no_offer_before_s = time.monotonic() + _DISK_PAUSE_S
-            code, message = getattr(error, "code", 1), getattr(error, "message", first_line(error))
-            fault = Fault(code=code, message=one_line(f"refused: {message}", max_length=300))
-            self._answer(ticket, Kind.REFUSED, fault=fault)
+            said = as_fault(error)
+            self._answer(ticket, Kind.REFUSED, fault=replace(said, message=f"refused: {said.message}"))
 
     def _answer(self, ticket: int, kind: Kind, *, digest: str = "", fault: Fault | None = None) -> None:
         self._post(Event(kind=kind, now_s=time.monotonic(), ticket=ticket, digest=digest, fault=fault))

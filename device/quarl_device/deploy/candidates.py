@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import gymnasium
 
@@ -14,11 +14,12 @@ from quarl_device.deploy.machine import Fault, Rules
 from quarl_device.deploy.notes import Notes
 from quarl_device.deploy.signed import SignedPolicy, open_signed
 from quarl_device.deploy.slots import Slot, Slots
-from quarl_device.environments import check_matches
+from quarl_device.environments import check_matches, first_line
 from quarl_device.errors import OlderVersion, QuarlError, StateUnwritable
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.push import newer
+from quarl_device.wire.strict_json import one_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,9 +67,11 @@ class Candidates:
                 if not suspected and not (level > SOUND and slot is Slot.CURRENT and digests[Slot.PREVIOUS]):
                     self.loaded[signed.sha256] = Loaded.load(signed, self.runtime)
                 digests[slot] = signed.sha256
-            except QuarlError as error:
-                _LOG.error("the %s policy does not hold: %s", slot, error)
-                fault = Fault(code=error.code, message=f"{slot}: {error.message}")
+            # Whatever a damaged file provokes, the other slot may hold.
+            except Exception as error:
+                said = as_fault(error)
+                _LOG.error("the %s policy does not hold: %s", slot, said.message)
+                fault = replace(said, message=f"{slot}: {said.message}")
         return Found(
             current=digests[Slot.CURRENT],
             previous=digests[Slot.PREVIOUS],
@@ -131,7 +134,8 @@ class Candidates:
     def _trial(self) -> str:
         try:
             return self._open(Slot.TRIAL).sha256 if self.slots.there(Slot.TRIAL) else ""
-        except QuarlError:
+        except Exception as error:
+            _LOG.error("the policy on probation does not hold: %s", as_fault(error).message)
             return ""
 
     def _open(self, slot: Slot) -> SignedPolicy:
@@ -153,6 +157,13 @@ def check_newer(signed: SignedPolicy, acting: SignedPolicy) -> None:
             f"version {signed.name} {kind} the current one, {acting.name}",
             hint="to go back to it: quarl-device activate MODEL --allow-older",
         )
+
+
+def as_fault(error: Exception) -> Fault:
+    """Return what a policy provoked, on one line; code 1 for what no part foresaw."""
+    said = error.message if isinstance(error, QuarlError) else f"{type(error).__name__}: {first_line(error)}"
+    code = error.code if isinstance(error, QuarlError) else QuarlError.code
+    return Fault(code=code, message=one_line(said, max_length=300))
 
 
 def guarded(work: Callable[[], None]) -> Fault | None:
