@@ -20,6 +20,13 @@ from typing import TYPE_CHECKING, NoReturn
 from quarl_device import __version__
 from quarl_device.arguments import at_least, between
 from quarl_device.bench_command import MAX_ENVS, add_bench
+from quarl_device.deploy.command import add_deploy
+from quarl_device.deploy.options import (
+    add_deploy_options,
+    make_deploy_agent,
+    refuse_deploy_options,
+    show_deploy_summary,
+)
 from quarl_device.doctor.command import add_doctor
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
@@ -32,6 +39,7 @@ from quarl_device.spool.options import add_spool_options, make_outbox
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
     from quarl_device.actor.joining import Joining
+    from quarl_device.deploy.agent import DeployAgent
 
 _MAX_OFFLINE_S = 60
 _MAX_OFFLINE_BLOCKS = 64  # what a learner that is there lets a device be ahead at most
@@ -44,10 +52,15 @@ examples:
   quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 3600
   quarl-device run --credentials pi-1
   quarl-device run --credentials pi-1 --delegate edgetpu:usb
+  quarl-device run --mode deploy --policy model.qpol --learner-key learner.pub
+  quarl-device run --mode deploy --env my_robot:Arm-v0 --hz 50 --safe-action 0 0 --limit -0.5 0.5
 
 Experience waits in a spool on disk until the learner has it safe; after a kill or a power cut the next start delivers
 what is left. Where link or learner are lost the device goes on for --max-offline seconds and until --max-offline-blocks
 blocks wait, as far as the spool takes them. When the learner says goodbye it pauses at once, until one is back.
+
+With --mode deploy nothing is learned and no broker is needed: policies that `quarl-edge sign` has signed act, a new one
+first on probation, and what fails falls back to the one before it (docs/guides/deploy.md).
 
 The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
 --password-file. Credentials (from `quarl-edge enroll`) name broker, fleet, device and learner's key by themselves.
@@ -92,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     version.set_defaults(command=_version)
     run = commands.add_parser(
         "run",
-        help="step environments with the learner's newest policy and stream the experience to it",
+        help="act: for a learner that is sent the experience, or with policies that are released to this device",
         epilog=_RUN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -102,10 +115,14 @@ def _parser() -> argparse.ArgumentParser:
     add_inspect(commands)
     add_spool(commands)
     add_doctor(commands)
+    add_deploy(commands)
     return parser
 
 
 def _add_run_options(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "--mode", choices=("train", "deploy"), default="train", help="for a learner, or with released policies"
+    )
     run.add_argument("--broker", default="", metavar="URL", help="mqtt[s]://[user@]host[:port]")
     run.add_argument("--credentials", type=Path, metavar="DIR", help="of this device; else QUARL_CREDENTIALS")
     run.add_argument("--fleet", default="", metavar="F", help=f"fleet to join (default: {DEFAULT_FLEET})")
@@ -122,6 +139,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--learner-key", type=Path, metavar="FILE", help="trust this learner's public key alone")
     add_runtime_options(run)
     add_spool_options(run)
+    add_deploy_options(run)
     run.add_argument(
         "--max-offline",
         type=at_least(0),
@@ -149,17 +167,29 @@ def _version(_: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.die_with_parent:
+        _die_with_parent()
+    logging.basicConfig(
+        level=logging.WARNING if options.quiet else logging.INFO, format="quarl-device: %(message)s", stream=sys.stderr
+    )
+    return _deploy(options) if options.mode == "deploy" else _train(options)
+
+
+def _deploy(options: argparse.Namespace) -> int:
+    agent = make_deploy_agent(options)
+    _stop_on_signals(agent)
+    show_deploy_summary(agent.run(), as_json=options.format == "json")
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    refuse_deploy_options(options)
     # Imported here, so that --help and errors of usage are quick on a small board.
     from quarl_device.actor.agent import Agent, new_boot_id, will_of
     from quarl_device.actor.joining import how_to_join
     from quarl_device.link import PahoLink
     from quarl_device.link.credentials import find_credentials, told_apart
 
-    if options.die_with_parent:
-        _die_with_parent()
-    logging.basicConfig(
-        level=logging.WARNING if options.quiet else logging.INFO, format="quarl-device: %(message)s", stream=sys.stderr
-    )
     joining = how_to_join(
         broker=options.broker,
         fleet=options.fleet,
@@ -227,7 +257,7 @@ def _show_summary(name: str, summary: Summary, *, as_json: bool) -> None:
     )
 
 
-def _stop_on_signals(agent: Agent) -> None:
+def _stop_on_signals(agent: Agent | DeployAgent) -> None:
     def handle(number: int, _: FrameType | None) -> None:
         # The next one of either kind meets the default action and ends the process at once.
         for each in _SIGNALS:

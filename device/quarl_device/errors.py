@@ -39,12 +39,15 @@ A code is never renumbered and never reused.
     │   ├── KeyMismatch              41  another learner key than the pinned one
     │   ├── KeyFileError             42  key file missing, unreadable, malformed or too open
     │   ├── CredentialsError         43  a client's credentials are missing, damaged, expired or too open
-    │   └── AuthorityError           44  a broker's directory (authority, enrolled clients) is missing or damaged
+    │   ├── AuthorityError           44  a broker's directory (authority, enrolled clients) is missing or damaged
+    │   └── OlderVersion             45  an older policy than the current one, and nobody asked for that
     ├── DeviceError
     │   ├── StateUnwritable          50  the state directory cannot be written
     │   ├── ActorFailed              51  an actor process ended by itself
     │   ├── IdInUse                  52  another process uses this device's id on the same broker
     │   ├── SpoolInUse               53  another process uses this device's spool
+    │   ├── AgentInUse               54  another agent acts with this state directory
+    │   ├── PolicyFailed             55  a policy that passed its self-test failed as it acted
     │   └── BoardAtFault             59  `quarl-device doctor` found a problem
     ├── LearnerError
     │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
@@ -294,6 +297,12 @@ class AuthorityError(TrustError):
     code = 44
 
 
+class OlderVersion(TrustError):
+    """An older policy than the current one, which an attacker may replay: a rollback must be asked for."""
+
+    code = 45
+
+
 class DeviceError(QuarlError):
     """The device or its agent is at fault."""
 
@@ -320,6 +329,18 @@ class SpoolInUse(DeviceError):
     """Another process uses this device's spool."""
 
     code = 53
+
+
+class AgentInUse(DeviceError):
+    """Another agent acts with this state directory."""
+
+    code = 54
+
+
+class PolicyFailed(DeviceError):
+    """A policy that passed its self-test failed as it acted: NaN, too slow, out of bounds, a crash, a hang."""
+
+    code = 55
 
 
 class BoardAtFault(DeviceError):

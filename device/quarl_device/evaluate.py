@@ -189,13 +189,26 @@ def play_episodes(
     return played
 
 
+def greedy_choice(world: gymnasium.Env[Any, Any], policy: Policy) -> Callable[[Any], Any]:
+    """Return what gives a policy's greedy action for an observation of `world`, as its action space takes it.
+
+    Args:
+        world: an environment whose spaces have been compared with the policy's contract.
+        policy: who acts; frames are stacked by it.
+
+    Raises:
+        UnsupportedSpace: a Box of integers to act in.
+    """
+    act, observations = policy.act, policy.contract.observations
+    if isinstance(world.observation_space, gymnasium.spaces.Dict) and len(observations) == 1:
+        act = _of_key(act, observations[0].key)
+    return _to_space(act, world.action_space)
+
+
 def _greedy(env_id: str, world: gymnasium.Env[Any, Any], policy: Policy) -> Player:
     """Return `policy` as a player of `world`, whose spaces have been compared with its contract."""
     shapes = [(spec.key, spec.shape) for spec in policy.contract.observations]
     is_dict = isinstance(world.observation_space, gymnasium.spaces.Dict)
-    act = policy.act
-    if is_dict and len(shapes) == 1:
-        act = _of_key(act, shapes[0][0])
 
     def check(observation: Any, where: str, step: int) -> None:
         if is_dict:
@@ -204,7 +217,7 @@ def _greedy(env_id: str, world: gymnasium.Env[Any, Any], policy: Policy) -> Play
             _check_array(observation, shapes[0][1], "", where, step)
 
     return Player(
-        choose=_to_space(act, world.action_space),
+        choose=greedy_choice(world, policy),
         begin=lambda _: policy.begin_episode(),
         check=check,
         env_id=env_id,

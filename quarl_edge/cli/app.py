@@ -29,6 +29,7 @@ from quarl_edge.cli.inspect import inspect
 from quarl_edge.cli.output import Format, keep_examples, log_for_people, write_error
 from quarl_edge.cli.plot import plot
 from quarl_edge.cli.runs import runs
+from quarl_edge.cli.sign import sign
 from quarl_edge.cli.top import top
 from quarl_edge.cli.train import train
 
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, export, evaluate, inspect, compare, plot, top, enroll, revoke):
+for command in (demo, train, export, sign, evaluate, inspect, compare, plot, top, enroll, revoke):
     app.command(help=keep_examples(command))(command)
 for figure in (solve, learn, actors, push, act, schemes, calibration, qat, memory, soak, stream):
     bench.command(help=keep_examples(figure))(figure)

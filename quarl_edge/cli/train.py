@@ -191,7 +191,7 @@ def _access(
     return _Access(
         broker=broker,
         fleet=fleet,
-        key=_learner_key(learner_key or (held.signing_key if held is not None else None)),
+        key=find_learner_key(learner_key or (held.signing_key if held is not None else None)),
         login=Login(password=password, credentials=held, actor_credentials=actor_credentials),
         takeover=takeover,
         metrics=metrics,
@@ -242,7 +242,8 @@ def _resumed(run: Path | None, wishes: _Wishes) -> TrainConfig:
     )
 
 
-def _learner_key(file: Path | None) -> LearnerKey:
+def find_learner_key(file: Path | None) -> LearnerKey:
+    """Return the signing key in `file`, by default this user's own; made where there is none."""
     try:
         path = file or config_dir() / "learner.key"
     except RuntimeError:

@@ -33,7 +33,13 @@ def add_spool_options(run: argparse.ArgumentParser) -> None:
         default="disk",
         help="where experience waits; memory wears no card, and is lost with the process (default: %(default)s)",
     )
-    run.add_argument("--state-dir", type=Path, metavar="DIR", help="of the spool (default: /var/lib/quarl-edge or XDG)")
+    run.add_argument(
+        "--state-dir",
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="of the spool, or of the deployed policies (default: /var/lib/quarl-edge or XDG)",
+    )
     run.add_argument(
         "--spool-mib",
         type=between(1, _MAX_MIB),

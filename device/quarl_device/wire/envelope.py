@@ -17,7 +17,15 @@ FORMAT_VERSION = 1
 _PREAMBLE = struct.Struct("<4sBI")
 
 
-def seal(magic: bytes, head: bytes, body: bytes, sign: Callable[[bytes], bytes], *, what: str) -> bytes:
+def seal(
+    magic: bytes,
+    head: bytes,
+    body: bytes,
+    sign: Callable[[bytes], bytes],
+    *,
+    what: str,
+    cap_bytes: int = MAX_INLINE_PUSH_BYTES,
+) -> bytes:
     """Return a signed payload.
 
     Args:
@@ -26,11 +34,12 @@ def seal(magic: bytes, head: bytes, body: bytes, sign: Callable[[bytes], bytes],
         body: what follows it.
         sign: returns the 64-byte signature over its argument, `LearnerKey.sign`.
         what: names the kind in errors.
+        cap_bytes: of the whole; by default that of a message.
 
     Raises:
-        PayloadTooLarge: over the inline cap of 256 KiB.
+        PayloadTooLarge: over the cap.
     """
-    check_outgoing(sealed_bytes(len(head), len(body)), MAX_INLINE_PUSH_BYTES, what=what)
+    check_outgoing(sealed_bytes(len(head), len(body)), cap_bytes, what=what)
     signed = b"".join((_PREAMBLE.pack(magic, FORMAT_VERSION, len(head)), head, body))
     return signed + sign(signed)
 
@@ -40,7 +49,14 @@ def sealed_bytes(head_bytes: int, body_bytes: int) -> int:
     return _PREAMBLE.size + head_bytes + body_bytes + SIGNATURE_BYTES
 
 
-def unseal(payload: bytes, magic: bytes, verify: Callable[[bytes, bytes], None], *, what: str) -> tuple[bytes, bytes]:
+def unseal(
+    payload: bytes,
+    magic: bytes,
+    verify: Callable[[bytes, bytes], None],
+    *,
+    what: str,
+    cap_bytes: int = MAX_INLINE_PUSH_BYTES,
+) -> tuple[bytes, bytes]:
     """Check an untrusted payload and return its JSON header, not read yet, and its body.
 
     Args:
@@ -48,12 +64,13 @@ def unseal(payload: bytes, magic: bytes, verify: Callable[[bytes, bytes], None],
         magic: of the kind that is expected.
         verify: called with (signature, signed bytes), `PublicKey.verify`.
         what: names the kind in errors.
+        cap_bytes: of the whole; by default that of a message.
 
     Raises:
         BadSignature: `verify` refused.
         PayloadRefused: over the cap, truncated, or of another kind or format version.
     """
-    check_incoming(len(payload), MAX_INLINE_PUSH_BYTES, what=what)
+    check_incoming(len(payload), cap_bytes, what=what)
     if len(payload) < sealed_bytes(0, 0) or not payload.startswith(magic):
         raise PayloadRefused(f"{what}: {len(payload)} bytes that do not start with {magic.decode()}")
     verify(payload[-SIGNATURE_BYTES:], payload[:-SIGNATURE_BYTES])

@@ -14,6 +14,8 @@ MAX_CHUNKS = 4096
 MAX_NEEDED_CHUNKS = 8
 MAX_JSON_BYTES = 64 * 1024
 MAX_POLICY_BYTES = 64 * 1024 * 1024
+MAX_SIGNED_FILE_BYTES = MAX_POLICY_BYTES + MAX_JSON_BYTES + 1024
+"""Of a signed policy file: a policy, a header, the frame around both."""
 
 MAX_PAYLOAD_BYTES = max(MAX_BLOCK_BYTES, MAX_INLINE_PUSH_BYTES, MAX_CHUNK_BYTES, MAX_JSON_BYTES)
 """No payload of any kind is larger: brokers must let this much through, plus topic and packet header."""

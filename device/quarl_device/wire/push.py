@@ -116,19 +116,22 @@ class PushHeader:
         )
 
 
-def encode_push(header: PushHeader, policy: bytes, sign: Callable[[bytes], bytes]) -> bytes:
+def encode_push(
+    header: PushHeader, policy: bytes, sign: Callable[[bytes], bytes], *, cap_bytes: int = MAX_INLINE_PUSH_BYTES
+) -> bytes:
     """Return a signed push.
 
     Args:
         header: its `sha256` must be that of `policy`; the receiver checks.
         policy: a policy file.
         sign: returns the 64-byte signature over its argument, `LearnerKey.sign`.
+        cap_bytes: of the whole; by default that of a message.
 
     Raises:
-        PayloadTooLarge: over the inline cap of 256 KiB.
+        PayloadTooLarge: over the cap.
         PayloadRefused: a number in the header is not finite.
     """
-    return seal(MAGIC, header.encode(), policy, sign, what=_WHAT)
+    return seal(MAGIC, header.encode(), policy, sign, what=_WHAT, cap_bytes=cap_bytes)
 
 
 def fits_inline(header: PushHeader, policy_bytes: int) -> bool:
@@ -136,19 +139,22 @@ def fits_inline(header: PushHeader, policy_bytes: int) -> bool:
     return sealed_bytes(len(header.encode()), policy_bytes) <= MAX_INLINE_PUSH_BYTES
 
 
-def decode_push(payload: bytes, verify: Callable[[bytes, bytes], None]) -> tuple[PushHeader, bytes]:
+def decode_push(
+    payload: bytes, verify: Callable[[bytes, bytes], None], *, cap_bytes: int = MAX_INLINE_PUSH_BYTES
+) -> tuple[PushHeader, bytes]:
     """Check an untrusted push and return its header and policy file.
 
     Args:
         payload: as it came.
         verify: called with (signature, signed bytes), `PublicKey.verify`.
+        cap_bytes: of the whole; by default that of a message.
 
     Raises:
         BadSignature: `verify` refused.
         PayloadRefused: over the cap, truncated, of another format version, a header that does not hold, or a policy
             file of another sha256.
     """
-    head, policy = unseal(payload, MAGIC, verify, what=_WHAT)
+    head, policy = unseal(payload, MAGIC, verify, what=_WHAT, cap_bytes=cap_bytes)
     header = PushHeader.decode(head)
     digest = hashlib.sha256(policy).hexdigest()
     if digest != header.sha256:

@@ -1,0 +1,160 @@
+"""Stepping one environment in deploy mode: what chooses an action, when it is due, and what the environment gets."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from quarl_device.deploy.acting import Act, Busy, make_finite
+from quarl_device.deploy.config import DeployConfig
+from quarl_device.deploy.grid import Grid
+from quarl_device.deploy.limits import guard_of
+from quarl_device.deploy.notes import Tally
+from quarl_device.environments import first_line, make_single, missing_part, spaces_to_specs
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError
+
+TICK_S = 0.25
+
+
+class Stepping(ABC):
+    """Plays episodes with whatever acts; a subclass decides who that is.
+
+    Args:
+        config: see `DeployConfig`.
+
+    Raises:
+        QuarlError: the environment cannot be made, or limits and safe action do not fit it.
+    """
+
+    def __init__(self, config: DeployConfig) -> None:
+        self._config = config
+        self._world = make_single(config.env, allow_module=config.allow_module)
+        self._guard = guard_of(
+            config.wishes, spaces_to_specs(self._world.observation_space, self._world.action_space)[1]
+        )
+        self._finite = make_finite(self._world.observation_space)
+        self._grid = Grid(1.0 / config.hz, time.monotonic()) if config.hz else None
+        self._busy = Busy()
+        self._tally = Tally()
+        self._act: Act | None = None
+        self._raised = False
+        self._reason = ""
+        self._steps = self._episodes = self._resets = 0
+        self._returned = 0.0
+
+    @abstractmethod
+    def _attend(self) -> None:
+        """Handle what has happened meanwhile; something else may act afterwards, or nothing."""
+
+    @abstractmethod
+    def _fail(self, error: Exception) -> None:
+        """What acts has raised this; something else acts afterwards, or nothing."""
+
+    @abstractmethod
+    def _begin_episode(self) -> None:
+        """The next observation is an episode's first."""
+
+    @abstractmethod
+    def _episode_ended(self) -> None:
+        """An episode has ended."""
+
+    def stop(self, reason: str) -> None:
+        """End after the step that is under way; from any thread or a signal handler."""
+        # No lock is taken: a signal may find this very thread inside of one.
+        self._reason = self._reason or reason
+        self._raised = True
+
+    def _play(self) -> None:
+        """Play one episode, or until nothing is left that may act."""
+        observation, grid, step, clock = self._reset(), self._grid, self._world.step, time.monotonic
+        total = 0.0
+        if grid is not None:
+            grid.pause(clock())
+        while not self._reason:
+            if self._raised:
+                self._attend()
+            if grid is not None:
+                self._sleep_until(grid.due_s)
+            action = self._choose(observation)
+            if action is None or self._reason:
+                return
+            if grid is not None and not grid.deliver(clock()):
+                action = self._late(action)
+            try:
+                observation, reward, terminated, truncated, _ = step(action)
+                total += float(reward)
+                ended = terminated or truncated
+            # The environment is anybody's code.
+            except Exception as error:
+                raise self._misbehaved("step()", error) from error
+            self._steps += 1
+            if ended:
+                self._end_episode(total)
+                return
+            if self._steps == self._config.max_steps:
+                self.stop("all steps made")
+
+    def _choose(self, observation: Any) -> Any:
+        """Return the action for an observation, `None` if nothing may act."""
+        if not self._finite(observation):
+            return self._blind()
+        while self._act is not None:
+            try:
+                return self._act(observation)
+            # Whatever a runtime raises: the next one acts on this very observation.
+            except Exception as error:
+                self._busy.since_s = 0.0
+                self._fail(error)
+        return None
+
+    def _blind(self) -> Any:
+        """Return the safe action for an observation that no policy can be blamed for."""
+        self._tally.bad_observations += 1
+        if self._guard.safe_action is None:
+            raise EnvironmentMisbehaved(
+                f"environment {self._config.env.env_id!r} gave an observation with NaN or Inf at step {self._steps:,}",
+                hint="--safe-action is what such a step gets",
+            )
+        return self._safe()
+
+    def _late(self, action: Any) -> Any:
+        """Return what the environment gets after a deadline that was missed."""
+        self._tally.overruns += 1
+        return action if self._guard.safe_action is None else self._safe()
+
+    def _safe(self, _: Any = None) -> Any:
+        self._tally.safe_steps += 1
+        safe = self._guard.safe_action
+        # An environment may change what it is given.
+        return safe if isinstance(safe, int) else safe.copy()
+
+    def _reset(self) -> Any:
+        self._begin_episode()
+        try:
+            seed = self._config.seed if not self._resets else None
+            observation, _ = self._world.reset(seed=seed)
+        except Exception as error:
+            raise self._misbehaved("reset()", error) from error
+        self._resets += 1
+        return observation
+
+    def _end_episode(self, total: float) -> None:
+        self._episodes += 1
+        self._returned += total
+        self._episode_ended()
+        if self._episodes == self._config.max_episodes:
+            self.stop("all episodes made")
+        elif self._steps == self._config.max_steps:
+            self.stop("all steps made")
+
+    def _sleep_until(self, due_s: float) -> None:
+        while not self._reason and (left_s := due_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, TICK_S))
+
+    def _misbehaved(self, call: str, error: Exception) -> QuarlError:
+        env_id = self._config.env.env_id
+        return missing_part(env_id, error) or EnvironmentMisbehaved(
+            f"environment {env_id!r} raised in {call} at step {self._steps:,}: "
+            f"{type(error).__name__}: {first_line(error)}"
+        )

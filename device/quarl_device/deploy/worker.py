@@ -1,0 +1,44 @@
+"""What takes time, off the stepping thread: one thing after another, and given up where it hangs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+Job = Callable[[], object]
+
+
+class Worker:
+    """A thread that does jobs in order. A job catches what it raises, and answers in its own way."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = self._start()
+
+    def do(self, job: Job) -> None:
+        """Have a job done after those that wait."""
+        self._jobs.put(job)
+
+    def abandon(self) -> None:
+        """Give up the job that is being done, which no thread can be made to end; what waits is done by another one."""
+        abandoned, self._jobs = self._jobs, queue.SimpleQueue()
+        while not abandoned.empty():
+            self._jobs.put(abandoned.get())
+        abandoned.put(None)
+        self._thread = self._start()
+
+    def close(self, *, timeout_s: float) -> None:
+        """Have the jobs that wait done, and end, within `timeout_s`."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=_work, args=(self._jobs,), name="deploy", daemon=True)
+        thread.start()
+        return thread
+
+
+def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
