@@ -17,11 +17,11 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 OPTION = re.compile(r"(?<![\w(-])--[a-z][a-z0-9_-]*")
 COMMAND = re.compile(r"\b(quarl-edge|quarl-device) ([a-z][a-z-]*(?: [a-z][a-z-]*\b)?)([^\n`;]*)")
 # Of programs that are not ours.
-FOREIGN = {"--logdir", "--system-site-packages"}
+FOREIGN = {"--force-reinstall", "--logdir", "--system-site-packages"}
 # Of this repository's processes to one another, not for people.
 PRIVATE = {"--die-with-parent"}
-# Of the learner that a soak starts, in that package alone.
-SOAK = {"--journal", "--epoch", "--key"}
+# Of programs of their own, in those packages alone: the learner that a soak starts, the conformance suite of runtimes.
+OF_PACKAGES = {"soak": {"--journal", "--epoch", "--key"}, "testing": {"--model", "--tolerance"}}
 
 
 def options_by_command():
@@ -109,7 +109,7 @@ def test_messages_name_options_and_commands_that_exist():
             wrong += [
                 f"{path.relative_to(ROOT)}:{line}: {word}"
                 for word in words
-                if not (path.parent.name == "soak" and word in SOAK)
+                if word not in OF_PACKAGES.get(path.parent.name, ())
             ]
     assert not wrong
 
