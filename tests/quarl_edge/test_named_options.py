@@ -128,4 +128,4 @@ def test_every_option_of_an_import_has_a_word_in_both_commands():
 
 
 def test_private_options_are_in_no_page():
-    assert not [page.name for page in PAGES for word in PRIVATE | SOAK if word in page.read_text()]
+    assert not [page.name for page in PAGES for word in PRIVATE | OF_PACKAGES["soak"] if word in page.read_text()]
