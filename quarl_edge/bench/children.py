@@ -45,17 +45,24 @@ class Children:
         self._check = check
         self._said: queue.Queue[tuple[int, Said | None]] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
-        for index, words in enumerate(commands):
-            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-            self._processes.append(process)
-            threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
+        try:
+            for index, words in enumerate(commands):
+                process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+                self._processes.append(process)
+                threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
+        except OSError:
+            self._end(kill=True)
+            raise
 
     def __enter__(self) -> Children:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end(kill=kind is not None)
+
+    def _end(self, *, kill: bool) -> None:
         for process in self._processes:
-            if kind is not None:
+            if kill:
                 process.kill()
             assert process.stdin is not None  # noqa: S101  asked for above
             with contextlib.suppress(OSError):
@@ -102,23 +109,21 @@ class Children:
         deadline_s = time.monotonic() + timeout_s
         while len(found) < len(self._processes):
             self._check()
+            if time.monotonic() >= deadline_s:
+                raise LinkLost(f"{len(found)} of {len(self._processes)} {self._name}s {what} within {timeout_s:.0f} s")
             try:
                 index, said = self._said.get(timeout=_LOOK_S)
             except queue.Empty:
-                if time.monotonic() < deadline_s:
-                    continue
-                raise LinkLost(
-                    f"{len(found)} of {len(self._processes)} {self._name}s {what} within {timeout_s:.0f} s"
-                ) from None
+                continue
             if said is None:
-                raise ActorFailed(f"{self._name} {index} ended before it {what}")
+                raise ActorFailed(f"{self._name} {index} ended, or said what is no JSON, before it {what}")
             if holds(said):
                 found.setdefault(index, said)
         return [found[index] for index in sorted(found)]
 
     def _listen(self, index: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None  # noqa: S101  asked for above
-        with process.stdout:
+        with process.stdout, contextlib.suppress(ValueError):
             for line in process.stdout:
                 self._said.put((index, json.loads(line)))
         self._said.put((index, None))

@@ -1,6 +1,7 @@
 """Processes of a measurement: what they say is heard in order, and one that ends or is silent is named."""
 
 import contextlib
+import subprocess
 import sys
 import time
 
@@ -35,7 +36,10 @@ def test_each_says_its_lines_and_hears_the_words():
 
 
 def test_one_that_ends_early_is_named():
-    with pytest.raises(ActorFailed, match="child 1 ended before it said so"), children(WAITS, SAYS) as both:
+    with (
+        pytest.raises(ActorFailed, match="child 1 ended, or said what is no JSON, before it said so"),
+        children(WAITS, SAYS) as both,
+    ):
         both.collect(said("version"), timeout_s=30, what="said so")
 
 
@@ -75,3 +79,29 @@ def test_one_that_hears_nothing_is_ended_all_the_same(monkeypatch):
         one.collect(said("ready"), timeout_s=30, what="got ready")
         [process] = one._processes
     assert process.poll() is not None
+
+
+def test_one_that_says_no_json_is_named():
+    told = pytest.raises(ActorFailed, match="child 0 ended, or said what is no JSON, before it")
+    with told, children("print('help!', flush=True); input()") as one:
+        one.collect(said("ready"), timeout_s=30, what="got ready")
+
+
+def test_one_that_never_stops_talking_has_a_deadline_too():
+    talks = SAYS + "while True: say(still=1)\n"
+    with pytest.raises(LinkLost, match="0 of 1"), children(talks) as one:
+        one.collect(said("ready"), timeout_s=1, what="got ready")
+
+
+def test_what_was_started_ends_where_the_next_cannot_be_started(monkeypatch):
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr("quarl_edge.bench.children.subprocess.Popen", Popen)
+    with pytest.raises(FileNotFoundError):
+        Children([[sys.executable, "-c", DEAF], ["/no/such/program"]], name="child")
+    assert [process.poll() is not None for process in started] == [True]
