@@ -140,6 +140,11 @@ class Actor:
         return self.agent._shared.session.blocked() if self.agent._shared.birth else "no learner"
 
 
+def working_threads():
+    """Return the threads of agents that run in this process, also those of other tests that are about to end."""
+    return {thread for thread in threading.enumerate() if thread.name in ("ticker", "inbox")}
+
+
 @pytest.fixture
 def broker():
     return FakeBroker()
@@ -148,7 +153,7 @@ def broker():
 @pytest.fixture
 def actor(broker):
     """Start actors; what still runs at the end is stopped."""
-    started = []
+    started, before = [], working_threads()
 
     def start(**config):
         started.append(Actor(broker, **config))
@@ -158,7 +163,7 @@ def actor(broker):
     for one in started:
         one.agent.stop()
         one.join()
-    assert not [t.name for t in threading.enumerate() if t.name in ("ticker", "inbox")]
+    assert not working_threads() - before
 
 
 @pytest.fixture
@@ -421,9 +426,10 @@ def test_a_key_file_that_does_not_hold_is_an_error(broker, tmp_path, content):
     if content is not None:
         path.write_text(content)
     config = AgentConfig(fleet="default", name="a", learner_key=path)
+    before = working_threads()
     with pytest.raises(KeyFileError, match="learner"):
         Agent(config, link=broker.link("a"), runtime=RUNTIME, boot_id=BOOT)
-    assert not [t for t in threading.enumerate() if t.name == "inbox"]
+    assert not working_threads() - before
 
 
 def test_a_learner_that_is_lost_stops_it_when_credit_ends_and_its_return_starts_it(running, caplog):
