@@ -13,12 +13,13 @@ from quarl_device.actor import bench, board_bench
 from quarl_device.delegate_spec import EDGE_TPU_LIBRARY, LIBRARY_VARIABLE, DelegateSpec, parse_delegate
 from quarl_device.errors import MissingDelegate, ModelFileError, UsageError
 from quarl_device.flatbuffer import read_graph
+from quarl_device.inspect.delegate_probe import fault_of, probe_delegate
 from quarl_device.inspect.probe import Probe
 from quarl_device.lint import check_runnable, takes_batches
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy, read_policy_path
 from quarl_device.runtime import reaches_edge_tpu
-from quarl_device.runtime.delegated import DelegatedRuntime, ThreadedRuntime, fault_of, probe_delegate, with_delegate
+from quarl_device.runtime.delegated import DelegatedRuntime, ThreadedRuntime, with_delegate
 from quarl_device.runtime.litert import LiteRTRuntime
 from quarl_device.testing.fake_runtime import FakeRuntime
 

@@ -27,8 +27,8 @@ from quarl_device.doctor.link_checks import (
 )
 from quarl_device.doctor.runtime_checks import check_delegate, check_environment, check_numpy, check_runtimes
 from quarl_device.errors import BrokerRefused, BrokerUnreachable, UnknownEnvironment
+from quarl_device.inspect.delegate_probe import DelegateFault
 from quarl_device.inspect.probe import Probe
-from quarl_device.runtime.delegated import DelegateFault
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 BUILT = datetime(2026, 3, 1, tzinfo=UTC)

@@ -47,11 +47,15 @@ class Probe:
 
 
 def installed_version(runtime: str) -> str:
-    """Return the installed version of a distribution, "" where there is none."""
+    """Return a distribution's installed version: "" where there is none, "unknown" where its metadata is damaged."""
     try:
-        return version(runtime)
+        # Typed as a text, and `None` all the same where an installation was cut short.
+        return version(runtime) or "unknown"
     except PackageNotFoundError:
         return ""
+    # Torn metadata fails in as many ways as there are Pythons.
+    except (OSError, ValueError, KeyError):
+        return "unknown"
 
 
 def probe(
