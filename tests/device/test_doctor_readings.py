@@ -14,6 +14,7 @@ from stub_delegate import stub_library
 from quarl_device.actor.joining import how_to_join
 from quarl_device.delegate_spec import DelegateSpec
 from quarl_device.doctor import host_readings, link_readings
+from quarl_device.doctor.host_checks import FIRST_RELEASE, check_clock
 from quarl_device.doctor.host_readings import (
     needed_glibc,
     parse_version,
@@ -30,17 +31,35 @@ from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.testing.mosquitto import Mosquitto, mosquitto_binary
 
 
-def test_the_build_is_neither_before_the_project_nor_in_the_future():
-    assert datetime(2026, 1, 1, tzinfo=UTC) <= read_built() <= max(datetime.now(UTC), datetime(2026, 1, 1, tzinfo=UTC))
-
-
-@pytest.mark.parametrize("at", [0, 4_000_000_000])
-def test_a_date_of_the_package_that_cannot_be_is_not_believed(at, monkeypatch, tmp_path):
+def dated(at, monkeypatch, tmp_path):
     file = tmp_path / "__init__.py"
     file.touch()
-    os.utime(file, (at, at))
+    os.utime(file, (at.timestamp(), at.timestamp()))
     monkeypatch.setattr(host_readings.quarl_device, "__file__", str(file))
-    assert read_built() == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("now", "package", "level", "word"),
+    [
+        ((2026, 12, 1), (2026, 11, 30), "ok", "2026-12-01"),
+        ((2026, 11, 30), (2026, 11, 30, 12), "ok", "2026-11-30"),  # copied from a host in another zone
+        ((2026, 3, 1), (2026, 11, 30), "problem", "the clock or the package's date is wrong"),
+        ((2026, 3, 1), (2096, 1, 1), "problem", "set the clock"),
+        ((1970, 1, 1), (2026, 11, 30), "problem", "timedatectl"),
+        ((1970, 1, 2), (1970, 1, 1), "problem", "timedatectl"),
+        ((2026, 3, 1), (1970, 1, 1), "ok", "2026-03-01"),
+    ],
+)
+def test_the_clock_against_the_packages_date(now, package, level, word, monkeypatch, tmp_path):
+    dated(datetime(*package, tzinfo=UTC), monkeypatch, tmp_path)
+    finding = check_clock(datetime(*now, tzinfo=UTC), read_built())
+    assert finding.level == level
+    assert word in f"{finding.found} {finding.mend}"
+
+
+def test_a_package_without_a_date_is_as_old_as_the_project(monkeypatch, tmp_path):
+    monkeypatch.setattr(host_readings.quarl_device, "__file__", str(tmp_path / "none"))
+    assert read_built() == FIRST_RELEASE
 
 
 @pytest.mark.parametrize(
