@@ -22,6 +22,7 @@ from quarl_device.doctor.link_checks import (
     check_certificate,
     check_learner,
     check_modes,
+    check_own_certificate,
     check_packets,
     check_rules,
 )
@@ -154,6 +155,9 @@ def test_environment():
         ({"client.key": 0o600, "signing.key": 0o604}, "problem", "signing.key"),
         ({"client.key": 0o600, "ca.crt": 0o666}, "warning", "chmod go-w /c/ca.crt"),
         ({}, "ok", ""),
+        ({".": 0o755, "client.key": 0o600}, "ok", ""),
+        ({".": 0o777, "client.key": 0o600}, "warning", "chmod go-w /c"),
+        ({".": 0o775, "ca.crt": 0o666}, "warning", "the files of /c, ca.crt | chmod go-w /c /c/ca.crt"),
     ],
 )
 def test_modes(modes, level, word):
@@ -172,6 +176,16 @@ def test_modes(modes, level, word):
 def test_certificate(begins, ends, level, word):
     reading = CertificateReading(begins=NOW + begins * DAY, ends=NOW + ends * DAY)
     said(check_certificate(reading, NOW), level, word)
+
+
+def test_a_certificate_that_could_not_be_seen_is_not_ok():
+    said(check_certificate(None, NOW), "warning", "could not be seen")
+
+
+@pytest.mark.parametrize(("ends", "level", "word"), [(300, "ok", "2027"), (29, "warning", "--renew")])
+def test_the_devices_own_certificate(ends, level, word):
+    reading = CertificateReading(begins=NOW - DAY, ends=NOW + ends * DAY)
+    said(check_own_certificate(reading, NOW), level, "this device's", word)
 
 
 def test_the_clock_of_1970_is_told_at_the_certificate_too():

@@ -5,10 +5,13 @@ import os
 import socket
 import subprocess
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from stub_delegate import stub_library
 
 from quarl_device.actor.joining import how_to_join
@@ -23,8 +26,16 @@ from quarl_device.doctor.host_readings import (
     read_glibc,
     read_needed_glibc,
 )
-from quarl_device.doctor.link_readings import OTHER_DEVICE, agent_runs, read_certificate, read_link, read_modes
+from quarl_device.doctor.link_readings import (
+    OTHER_DEVICE,
+    agent_runs,
+    read_certificate,
+    read_link,
+    read_modes,
+    read_own_certificate,
+)
 from quarl_device.doctor.runtime_readings import read_corals, read_environment, read_numpy, read_runtimes, try_delegate
+from quarl_device.errors import CredentialsError
 from quarl_device.inspect.probe import Probe
 from quarl_device.link import BrokerURL
 from quarl_device.testing.fake_broker import FakeBroker
@@ -126,8 +137,33 @@ def test_modes(tmp_path):
     (tmp_path / "client.key").touch(mode=0o640)
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "client.key").chmod(0o640)
-    assert read_modes(tmp_path) == {"client.key": 0o640}
-    assert read_modes(tmp_path / "none") == {}
+    tmp_path.chmod(0o750)
+    assert read_modes(tmp_path) == {".": 0o750, "client.key": 0o640}
+
+
+def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(PermissionError):
+        read_modes(tmp_path)
+
+
+def test_the_devices_own_certificate(tmp_path):
+    begins = datetime(2026, 5, 1, tzinfo=UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pi-1")])
+    shown = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, begins, begins + timedelta(days=9))
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    (tmp_path / "client.crt").write_bytes(shown)
+    reading = read_own_certificate(tmp_path)
+    assert (reading.begins, reading.ends) == (begins, begins + timedelta(days=9))
+    with pytest.raises(CredentialsError):
+        read_own_certificate(tmp_path / "none")
 
 
 JOINING = how_to_join(broker="mqtt://pi-1@h", fleet="lab", name="pi-1")

@@ -16,10 +16,11 @@ from quarl_device.doctor.link_checks import (
     check_certificate,
     check_learner,
     check_modes,
+    check_own_certificate,
     check_packets,
     check_rules,
 )
-from quarl_device.doctor.link_readings import agent_runs, read_certificate, read_link, read_modes
+from quarl_device.doctor.link_readings import agent_runs, read_certificate, read_link, read_modes, read_own_certificate
 from quarl_device.errors import CredentialsError
 from quarl_device.link.credentials import CREDENTIALS_VARIABLE
 
@@ -51,6 +52,10 @@ def examine_link(questions: Questions, state: Path) -> Iterator[Finding]:
     except CredentialsError as error:
         yield of_error("credentials", error)
         return
+    if folder is not None:
+        yield from looked(
+            "credentials", lambda: [check_own_certificate(read_own_certificate(folder), datetime.now(UTC))]
+        )
     yield from _link(joining, state)
 
 
@@ -67,8 +72,8 @@ def _link(joining: Joining, state: Path) -> Iterator[Finding]:
             "its own log tells; or stop it, and ask again: sudo systemctl stop quarl-device",
         )
         return
-    if joining.url.tls and (certificate := read_certificate(joining.url)) is not None:
-        yield check_certificate(certificate, datetime.now(UTC))
+    if joining.url.tls:
+        yield from looked("certificate", lambda: [check_certificate(read_certificate(joining.url), datetime.now(UTC))])
     link = read_link(joining)
     yield check_broker(link)
     if link.error is None:

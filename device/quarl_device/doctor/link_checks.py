@@ -15,11 +15,13 @@ from quarl_device.doctor.finding import Finding, of_error, ok, problem, warning
 from quarl_device.errors import QuarlError
 
 _WARN_DAYS = 30
+FOLDER = "."
+"""The directory of credentials itself, among its files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateReading:
-    """The dates of a broker's certificate, in UTC."""
+    """The dates of a certificate, in UTC."""
 
     begins: datetime
     ends: datetime
@@ -55,7 +57,7 @@ def check_modes(folder: str, modes: Mapping[str, int]) -> Finding:
 
     Args:
         folder: where they are.
-        modes: file name to permission bits.
+        modes: file name to permission bits, with `FOLDER`: who may write there may put other files in their place.
     """
     open_to_others = [name for name, mode in modes.items() if mode & 0o077 and name.endswith(".key")]
     if open_to_others:
@@ -63,13 +65,29 @@ def check_modes(folder: str, modes: Mapping[str, int]) -> Finding:
         return problem("credentials", f"open to other users: {', '.join(open_to_others)}", f"chmod 600 {files}")
     changeable = [name for name, mode in modes.items() if mode & 0o022]
     if changeable:
-        files = " ".join(f"{folder}/{name}" for name in changeable)
-        return warning("credentials", f"other users may change {', '.join(changeable)}", f"chmod go-w {files}")
+        files = " ".join(folder if name == FOLDER else f"{folder}/{name}" for name in changeable)
+        shown = ", ".join(f"the files of {folder}" if name == FOLDER else name for name in changeable)
+        return warning("credentials", f"other users may change {shown}", f"chmod go-w {files}")
     return ok("credentials", f"those in {folder} are this user's alone")
 
 
-def check_certificate(certificate: CertificateReading, now: datetime) -> Finding:
-    """The broker's certificate against this board's clock, `now`."""
+def check_own_certificate(certificate: CertificateReading, now: datetime) -> Finding:
+    """This device's certificate, which has been found to hold: does it soon end?"""
+    if (certificate.ends - now).days < _WARN_DAYS:
+        return warning(
+            "credentials", f"this device's certificate ends on {certificate.ends:%Y-%m-%d}",
+            "on the broker: quarl-edge enroll NAME --renew, and copy the directory to this device",
+        )  # fmt: skip
+    return ok("credentials", f"this device's certificate holds to {certificate.ends:%Y-%m-%d}")
+
+
+def check_certificate(certificate: CertificateReading | None, now: datetime) -> Finding:
+    """The broker's certificate against this board's clock, `now`; `None` where it could not be seen."""
+    if certificate is None:
+        return warning(
+            "certificate", "the broker's could not be seen: nothing answers there, or not by TLS",
+            "see what is said of the broker",
+        )  # fmt: skip
     begins, ends = certificate.begins, certificate.ends
     if now < begins:
         return problem(

@@ -18,30 +18,50 @@ from typing import Literal
 from cryptography import x509
 
 from quarl_device.actor.joining import Joining
-from quarl_device.doctor.link_checks import CertificateReading, LinkReading
-from quarl_device.errors import QuarlError
+from quarl_device.doctor.link_checks import FOLDER, CertificateReading, LinkReading
+from quarl_device.errors import CredentialsError, QuarlError
+from quarl_device.files import read_capped
 from quarl_device.link import BrokerURL, Link, Message, PahoLink
+from quarl_device.link.credentials import CERTIFICATE_FILE
 from quarl_device.wire.limits import MAX_BLOCK_BYTES
 from quarl_device.wire.topics import Topics
 
 CONNECT_S, ECHO_S, LARGE_S = 10.0, 3.0, 15.0
 _SILENCE_S = 0.3
+_MAX_CERTIFICATE_BYTES = 64 * 1024
 OTHER_DEVICE = "doctor-probe"
 """A device that nobody should be; what is written to its topics is heard by nobody."""
 
 
 def read_modes(folder: Path) -> dict[str, int]:
-    """Return the permission bits of the files of credentials; none where the folder cannot be listed."""
-    modes = {}
-    with contextlib.suppress(OSError):
-        for path in sorted(folder.iterdir()):
-            with contextlib.suppress(OSError):
-                modes[path.name] = stat.S_IMODE(path.stat().st_mode)
+    """Return the permission bits of the files of credentials, and of their folder as ".".
+
+    Raises:
+        OSError: it may not be listed, or what is in it not looked at.
+    """
+    modes = {FOLDER: stat.S_IMODE(folder.stat().st_mode)}
+    for path in sorted(folder.iterdir()):
+        # Gone since it was listed, or a link to nothing.
+        with contextlib.suppress(FileNotFoundError):
+            modes[path.name] = stat.S_IMODE(path.stat().st_mode)
     return modes
 
 
+def read_own_certificate(folder: Path) -> CertificateReading:
+    """Return the dates of this device's certificate.
+
+    Raises:
+        CredentialsError: it cannot be read.
+        ValueError: it is none.
+    """
+    data = read_capped(
+        folder / CERTIFICATE_FILE, cap_bytes=_MAX_CERTIFICATE_BYTES, error=CredentialsError, what="certificate"
+    )
+    return _dates(x509.load_pem_x509_certificate(data))
+
+
 def read_certificate(url: BrokerURL, *, timeout_s: float = CONNECT_S) -> CertificateReading | None:
-    """Return the dates of the broker's certificate, whether it is trusted or not; `None` where there is no TLS."""
+    """Return the dates of the broker's certificate, whether it is trusted or not; `None` where none is seen."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # Nothing is sent over this connection: the certificate is looked at, `PahoLink` judges whether it is trusted.
     context.check_hostname = False
@@ -54,7 +74,11 @@ def read_certificate(url: BrokerURL, *, timeout_s: float = CONNECT_S) -> Certifi
             shown = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
     except (OSError, ValueError):
         return None
-    return CertificateReading(begins=shown.not_valid_before_utc, ends=shown.not_valid_after_utc)
+    return _dates(shown)
+
+
+def _dates(certificate: x509.Certificate) -> CertificateReading:
+    return CertificateReading(begins=certificate.not_valid_before_utc, ends=certificate.not_valid_after_utc)
 
 
 def agent_runs(state: Path, joining: Joining) -> bool:
