@@ -81,7 +81,8 @@ def test_the_cpu_is_no_delegate_and_the_environment_names_a_library(monkeypatch)
 
 @pytest.mark.parametrize(
     "text", ["", "gpu", "CPU", "edgetpu:", "edgetpu:gpu", "edgetpu:-1", "edgetpu:100", "edgetpu:usb:", "edgetpu=",
-             "edgetpu=/a\0b", "edgetpu:usb:usb", "edgetpu:١"]
+             "edgetpu=/a\0b", "edgetpu:usb:usb", "edgetpu:١", "edgetpu::1", "edgetpu:usb1", "edgetpu:pci07",
+             "edgetpu::", "edgetpu:1:2", "edgetpu:=/a.so", "edgetpu:usb:=/a.so"]
 )  # fmt: skip
 def test_anything_else_is_refused(text):
     with pytest.raises(UsageError, match="expected cpu, edgetpu"):
