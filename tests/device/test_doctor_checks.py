@@ -194,7 +194,7 @@ def test_the_clock_of_1970_is_told_at_the_certificate_too():
 
 
 def link(**values):
-    good = {"own_came_back": True, "learner_seen": True, "large": "came back", "large_bytes": 2**20}
+    good = {"own": "came back", "foreign": "denied", "learner_seen": True, "large": "came back", "large_bytes": 2**20}
     return LinkReading(address="h:1", **{**good, **values})
 
 
@@ -206,8 +206,17 @@ def test_broker():
 
 def test_rules():
     said(check_rules(link()), "ok", "MQTT 3.1.1")
-    said(check_rules(link(own_came_back=False)), "problem", "enroll")
-    said(check_rules(link(foreign_came_back=True)), "warning", "broker up")
+    said(check_rules(link(own="denied")), "problem", "enroll")
+    said(check_rules(link(foreign="came back")), "warning", "broker up")
+
+
+@pytest.mark.parametrize("whose", ["own", "foreign"])
+@pytest.mark.parametrize(
+    ("fate", "word"),
+    [("lost", "lost with the connection"), ("silent", "neither acknowledged"), ("not tried", "was not tried")],
+)
+def test_what_says_nothing_about_rules_is_a_warning(whose, fate, word):
+    said(check_rules(link(**{whose: fate})), "warning", word, "not told")
 
 
 @pytest.mark.parametrize(("large", "level"), [("came back", "ok"), ("cut", "problem"), ("silent", "warning")])

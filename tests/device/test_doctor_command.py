@@ -76,7 +76,9 @@ def test_a_broker_that_is_not_there(capsys, monkeypatch):
 
 
 def test_a_broker_that_is_there(capsys, monkeypatch):
-    good = LinkReading(address="h:1", own_came_back=True, learner_seen=True, large="came back", large_bytes=2**20)
+    good = LinkReading(
+        address="h:1", own="came back", foreign="denied", learner_seen=True, large="came back", large_bytes=2**20
+    )
     monkeypatch.setattr(examining_link, "read_link", lambda _: good)
     code, (out, _) = doctor("--broker", "mqtt://pi-1@h:1", "--format", "json", capsys=capsys)
     checks = [finding["check"] for finding in json.loads(out)["findings"]]

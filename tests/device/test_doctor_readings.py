@@ -40,6 +40,7 @@ from quarl_device.inspect.probe import Probe
 from quarl_device.link import BrokerURL
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.testing.mosquitto import Mosquitto, mosquitto_binary
+from quarl_device.wire.limits import MAX_BLOCK_BYTES
 
 
 def dated(at, monkeypatch, tmp_path):
@@ -197,7 +198,7 @@ def test_a_broker_without_rules(quick):
     broker = FakeBroker()
     broker.publish("q/v1/lab/learner", b"birth", retain=True)
     reading = read(broker)
-    assert (reading.error, reading.own_came_back, reading.foreign_came_back) == (None, True, True)
+    assert (reading.error, reading.own, reading.foreign) == (None, "came back", "came back")
     assert (reading.large, reading.learner_seen, reading.address) == ("came back", True, "h:1883")
 
 
@@ -205,14 +206,74 @@ def test_a_broker_with_rules(quick):
     broker = FakeBroker()
     broker.drop(FOREIGN)
     reading = read(broker)
-    assert (reading.own_came_back, reading.foreign_came_back, reading.learner_seen) == (True, False, False)
+    assert (reading.own, reading.foreign, reading.learner_seen) == ("came back", "denied", False)
+    assert [(message.topic, len(message.payload)) for message in broker.log] == [
+        (OWN, 32), (OWN, MAX_BLOCK_BYTES), (FOREIGN, 32),
+    ]  # fmt: skip
+
+
+class Wrapped:
+    """A link on which something happens at a publish to a topic."""
+
+    def __init__(self, link, topic, happens):
+        self.link, self.topic, self.happens, self.acknowledges = link, topic, happens, True
+
+    def __getattr__(self, name):
+        return getattr(self.link, name)
+
+    def publish(self, topic, payload, **options):
+        if topic == self.topic:
+            return self.happens(self)
+        return self.link.publish(topic, payload, **options)
+
+    def flush(self, *, timeout_s):
+        return self.acknowledges and self.link.flush(timeout_s=timeout_s)
+
+
+def cut(reconnect):
+    def happens(wrapped):
+        broker = wrapped.link.broker
+        broker.cut(wrapped.client_id, reconnect=reconnect)
+        return True
+
+    return happens
+
+
+def stay_silent(wrapped):
+    wrapped.acknowledges = False
+    return True
+
+
+def refuse(_):
+    return False
+
+
+@pytest.mark.parametrize(
+    ("topic", "happens", "own", "foreign"),
+    [
+        (OWN, cut(True), "lost", "not tried"),
+        (OWN, cut(False), "lost", "not tried"),
+        (OWN, refuse, "lost", "not tried"),
+        (OWN, stay_silent, "silent", "not tried"),
+        (OWN, lambda _: True, "denied", "not tried"),
+        (FOREIGN, cut(True), "came back", "denied"),
+        (FOREIGN, cut(False), "came back", "denied"),
+        (FOREIGN, stay_silent, "came back", "silent"),
+        (FOREIGN, lambda _: True, "came back", "denied"),
+    ],
+)
+def test_what_becomes_of_a_message(quick, topic, happens, own, foreign):
+    broker = FakeBroker()
+    reading = read_link(JOINING, make_link=lambda joining: Wrapped(broker.link(joining.client_id), topic, happens))
+    assert (reading.error, reading.own, reading.foreign) == (None, own, foreign)
+    assert reading.large == ("came back" if own == "came back" else "not tried")
 
 
 def test_a_broker_that_denies_everything(quick):
     broker = FakeBroker()
     broker.drop("#", 10)
     reading = read(broker)
-    assert (reading.own_came_back, reading.large) == (False, "not tried")
+    assert (reading.own, reading.large) == ("denied", "not tried")
 
 
 def test_a_login_without_credentials_leaves_an_agent_its_session():
@@ -261,7 +322,7 @@ def test_a_wrong_password_and_a_right_one(monkeypatch):
             monkeypatch.setenv("QUARL_MQTT_PASSWORD", password)
             reading = read_link(how_to_join(broker=f"mqtt://pi-1@127.0.0.1:{broker.port}"))
             assert (reading.error and reading.error.code) == code
-    assert (reading.own_came_back, reading.foreign_came_back, reading.large) == (True, True, "came back")
+    assert (reading.own, reading.foreign, reading.large) == ("came back", "came back", "came back")
 
 
 def test_a_broker_that_takes_no_large_packets(tmp_path):
@@ -278,4 +339,4 @@ def test_a_broker_that_takes_no_large_packets(tmp_path):
         finally:
             process.terminate()
             process.wait(5)
-    assert (reading.error, reading.own_came_back, reading.large) == (None, True, "cut")
+    assert (reading.error, reading.own, reading.large, reading.foreign) == (None, "came back", "cut", "not tried")

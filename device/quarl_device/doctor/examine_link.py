@@ -78,6 +78,6 @@ def _link(joining: Joining, state: Path) -> Iterator[Finding]:
     yield check_broker(link)
     if link.error is None:
         yield check_rules(link)
-        if link.own_came_back:
+        if link.own == "came back":
             yield check_packets(link)
         yield check_learner(link, joining.fleet)

@@ -1,7 +1,8 @@
 """Checks of the way to the broker: credentials, certificate, login, access rules, size of packets.
 
-MQTT 3.1.1 does not tell a client that a publish or a subscription was denied: brokers acknowledge both. So the rules
-are seen by what comes back: a message to a topic of the device's own must, one to another device's must not.
+MQTT 3.1.1 does not tell a client that a publish or a subscription was denied: brokers acknowledge both, or end the
+connection. So the rules are seen by what comes back: a message to a topic of the device's own must, one to another
+device's must not. What came back neither way because the network failed says nothing about rules.
 """
 
 from __future__ import annotations
@@ -14,9 +15,19 @@ from typing import Literal
 from quarl_device.doctor.finding import Finding, of_error, ok, problem, warning
 from quarl_device.errors import QuarlError
 
+Fate = Literal["came back", "denied", "lost", "silent", "not tried"]
+Large = Literal["came back", "cut", "silent", "not tried"]
 _WARN_DAYS = 30
 FOLDER = "."
 """The directory of credentials itself, among its files."""
+
+
+_AGAIN = "ask again; if it stays so, look at the network and at the broker's log"
+_FATES: Mapping[Fate, str] = {
+    "lost": "was lost with the connection, by the network or a broker that ends it over what its rules deny",
+    "silent": "was neither acknowledged nor came back in time: the link is slow, or the broker drops messages",
+    "not tried": "was not tried, since the connection was lost before",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +46,9 @@ class LinkReading:
         address: of the broker.
         error: why there was none.
         connect_ms: how long it took.
-        own_came_back: a message to this device's own `up/` did.
-        foreign_came_back: one to another device's `up/` did.
+        own: what became of a message to this device's own `up/`: it was acknowledged and did not come back ("denied"),
+            the connection went ("lost"), or nothing was heard of it ("silent").
+        foreign: of one to another device's `up/`; a connection that ends over it is "denied" too.
         learner_seen: a learner's birth was on its topic.
         large: what became of a message as large as a block may be.
         large_bytes: its size.
@@ -45,10 +57,10 @@ class LinkReading:
     address: str
     error: QuarlError | None = None
     connect_ms: float = 0.0
-    own_came_back: bool = False
-    foreign_came_back: bool = False
+    own: Fate = "not tried"
+    foreign: Fate = "not tried"
     learner_seen: bool = False
-    large: Literal["came back", "cut", "silent", "not tried"] = "not tried"
+    large: Large = "not tried"
     large_bytes: int = 0
 
 
@@ -111,16 +123,21 @@ def check_broker(link: LinkReading) -> Finding:
 
 def check_rules(link: LinkReading) -> Finding:
     """Whether the device may write its own topics, and no others."""
-    if not link.own_came_back:
+    if link.own == "denied":
         return problem(
             "access", "a message to this device's own up/ did not come back: the broker's rules deny it",
             "enroll the device: quarl-edge enroll NAME; or give it the rules of docs/guides/broker.md",
         )  # fmt: skip
-    if link.foreign_came_back:
+    if link.own != "came back":
+        return warning("access", f"not told: a message to this device's own up/ {_FATES[link.own]}", _AGAIN)
+    if link.foreign == "came back":
         return warning(
             "access", "this device may write and read the topics of others: the broker has no rules per device",
             "a broker with rules: quarl-edge broker init DIR, quarl-edge broker up DIR",
         )  # fmt: skip
+    if link.foreign != "denied":
+        said = f"it writes its own up/; whether it may write another device's is not told: that {_FATES[link.foreign]}"
+        return warning("access", said, _AGAIN)
     return ok(
         "access", "it writes its own up/; what it wrote to another device's did not come back (a broker that lets it "
         "write there and not read is not told apart: MQTT 3.1.1 has no answer for it)"
