@@ -1,6 +1,7 @@
 """What the doctor reads: directories, wheels, buses, certificates, brokers that let messages through or do not."""
 
 import fcntl
+import getpass
 import os
 import socket
 import subprocess
@@ -325,18 +326,38 @@ def test_a_wrong_password_and_a_right_one(monkeypatch):
     assert (reading.own, reading.foreign, reading.large) == ("came back", "came back", "came back")
 
 
-def test_a_broker_that_takes_no_large_packets(tmp_path):
+def read_configured(folder, **settings):
+    """Read the link to a real broker with these settings."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    config = tmp_path / "mosquitto.conf"
-    config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_packet_size 65536\npersistence false\n")
-    tmp_path.chmod(0o755)
+    lines = [f"listener {port} 127.0.0.1", "allow_anonymous true", "persistence false"]
+    (folder / "mosquitto.conf").write_text(
+        "\n".join([*lines, *(f"{key} {word}" for key, word in settings.items()), ""])
+    )
+    folder.chmod(0o755)
     with subprocess.Popen(
-        [mosquitto_binary(), "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [mosquitto_binary(), "-c", str(folder / "mosquitto.conf")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            reading = read_link(how_to_join(broker=f"mqtt://127.0.0.1:{port}", name="pi-1"))
+            return read_link(how_to_join(broker=f"mqtt://127.0.0.1:{port}", name="pi-1"))
         finally:
             process.terminate()
             process.wait(5)
+
+
+def test_a_broker_that_takes_no_large_packets(tmp_path):
+    reading = read_configured(tmp_path, max_packet_size=65_536)
     assert (reading.error, reading.own, reading.large, reading.foreign) == (None, "came back", "cut", "not tried")
+
+
+@pytest.mark.parametrize(
+    ("rules", "own", "foreign"),
+    [("topic readwrite q/v1/default/d/pi-1/#", "came back", "denied"), ("topic read nothing", "denied", "not tried")],
+)
+def test_the_rules_of_a_real_broker(rules, own, foreign, tmp_path, monkeypatch):
+    monkeypatch.setattr(link_readings, "ECHO_S", 1.0)
+    (tmp_path / "acl").write_text(f"{rules}\n")
+    (tmp_path / "acl").chmod(0o644)
+    # Started by root it would become a user who may not enter this directory.
+    reading = read_configured(tmp_path, user=getpass.getuser(), acl_file=tmp_path / "acl")
+    assert (reading.error, reading.own, reading.foreign) == (None, own, foreign)
