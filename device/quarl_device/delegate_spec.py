@@ -14,7 +14,7 @@ EDGE_TPU_OPERATOR = "edgetpu-custom-op"
 """The custom operator that `edgetpu_compiler` puts in the place of what runs on the Edge TPU."""
 
 FORMS = "cpu, edgetpu, edgetpu:usb, edgetpu:pci or edgetpu:N, each edgetpu also with =/path/of/the/library.so"
-_FORM = re.compile(r"edgetpu(?::(?P<bus>usb|pci)?(?::?(?P<number>\d{1,2}))?)?(?:=(?P<library>.+))?", re.ASCII)
+_FORM = re.compile(r"edgetpu(?::(?P<bus>usb|pci))?(?::(?P<number>\d{1,2}))?(?:=(?P<library>.+))?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def parse_delegate(text: str) -> DelegateSpec | None:
     if text == "cpu":
         return None
     match = _FORM.fullmatch(text)
-    if match is None or "\0" in text or text.partition("=")[0].endswith(":"):
+    if match is None or "\0" in text:
         raise UsageError(f"bad delegate {text[:80]!r}: expected {FORMS}")
     bus, number = match["bus"] or "", match["number"]
     return DelegateSpec(

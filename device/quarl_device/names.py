@@ -8,6 +8,7 @@ import socket
 from quarl_device.errors import UsageError
 
 DEFAULT_FLEET = "default"
+PASSWORD_VARIABLE = "QUARL_MQTT_PASSWORD"  # noqa: S105  the name of a variable
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 

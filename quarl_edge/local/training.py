@@ -10,7 +10,7 @@ from quarl_device.environments import names_module
 from quarl_device.errors import QuarlError
 from quarl_device.files import write_atomic
 from quarl_device.link.credentials import CREDENTIALS_VARIABLE
-from quarl_device.link.url import PASSWORD_VARIABLE
+from quarl_device.names import PASSWORD_VARIABLE
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.learner_telemetry import LearnerTelemetry
 from quarl_edge.checkpoint import Checkpoint, load_latest

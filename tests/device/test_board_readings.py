@@ -88,16 +88,19 @@ def test_the_firmware_is_asked_with_a_deadline():
     assert read_throttling(python("import time; time.sleep(60)"), timeout_s=0.2) is None
 
 
-def rapl(folder, name, uj, span="262143328850"):
-    write(folder / name / "energy_uj", uj)
+def rapl(folder, zone, name, uj, span="262143328850"):
+    write(folder / zone / "name", f"{name}\n")
+    write(folder / zone / "energy_uj", uj)
     if span:
-        write(folder / name / "max_energy_range_uj", span)
+        write(folder / zone / "max_energy_range_uj", span)
 
 
-def test_rapl_counts_packages_and_not_their_parts(tmp_path):
-    rapl(tmp_path, "intel-rapl:0", "1000000")
-    rapl(tmp_path, "intel-rapl:1", "5", span="")
-    rapl(tmp_path, "intel-rapl:0:0", "777")
+def test_rapl_counts_packages_and_neither_their_parts_nor_what_holds_them(tmp_path):
+    rapl(tmp_path, "intel-rapl:0", "package-0", "1000000")
+    rapl(tmp_path, "intel-rapl:1", "package-1", "5", span="")
+    rapl(tmp_path, "intel-rapl:0:0", "core", "777")
+    rapl(tmp_path, "intel-rapl:2", "psys", "9000000")
+    write(tmp_path / "intel-rapl:3" / "energy_uj", "11")
     reading = read_energy(1.0, powercap=tmp_path, hwmon=tmp_path / "none")
     assert reading.counters_uj == ((1_000_000, 262_143_328_850), (5, 0))
     assert reading.power_uw is None

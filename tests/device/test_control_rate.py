@@ -95,6 +95,43 @@ def test_meters_are_read_about_once_a_second():
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize("takes_ns", [0, 3 * MS, 10 * MS, 37 * MS, 700 * MS])
+def test_what_the_meters_take_is_not_charged_to_the_board(takes_ns):
+    clock = Simulated(work_ns=2 * MS)
+    first_ns, read = clock.now + 10 * MS, []
+
+    def between():
+        read.append(clock.now)
+        clock.now += takes_ns
+
+    rate = hold(clock, duration_s=3.0, between=between)
+    assert (rate.overruns, rate.skipped, rate.late_us_max) == (0, 0, 0.0)
+    # Those that were due meanwhile are left out, and no other; at the very end nothing is due any more.
+    left_out = sum(any(at < first_ns + k * 10 * MS < at + takes_ns for at in read) for k in range(300))
+    assert rate.periods == len(clock.begun) == 300 - left_out
+    assert {(begun - first_ns) % (10 * MS) for begun in clock.begun} == {0}
+
+
+def test_meters_that_take_longer_than_all_the_rest_end_it():
+    clock = Simulated()
+
+    def between():
+        clock.now += 60_000 * MS
+
+    rate = hold(clock, duration_s=3.0, between=between)
+    assert (rate.periods, rate.overruns, rate.skipped) == (100, 0, 0)
+
+
+def test_an_overrun_before_the_meters_are_read_still_counts():
+    clock = Simulated(busy={98: 35 * MS})
+
+    def between():
+        clock.now += 25 * MS
+
+    rate = hold(clock, duration_s=1.5, between=between)
+    assert (rate.overruns, rate.skipped, rate.late_us_max) == (1, 3, 0.0)
+
+
 def test_statistics():
     rate = rate_of([n * 1000 for n in range(101)], hz=5.0, overruns=1, skipped=2)
     assert (rate.late_us_p50, rate.late_us_p99, rate.late_us_max) == (50.0, 99.0, 100.0)

@@ -2,7 +2,13 @@
 
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +19,14 @@ from quarl_device.actor import bench, board_bench
 from quarl_device.delegate_spec import EDGE_TPU_LIBRARY, LIBRARY_VARIABLE, DelegateSpec, parse_delegate
 from quarl_device.errors import MissingDelegate, ModelFileError, UsageError
 from quarl_device.flatbuffer import read_graph
+from quarl_device.inspect import probe as probing
+from quarl_device.inspect.delegate_probe import fault_of, probe_delegate
 from quarl_device.inspect.probe import Probe
 from quarl_device.lint import check_runnable, takes_batches
 from quarl_device.policy import Policy
 from quarl_device.policy_file import read_policy, read_policy_path
 from quarl_device.runtime import reaches_edge_tpu
-from quarl_device.runtime.delegated import DelegatedRuntime, ThreadedRuntime, fault_of, probe_delegate, with_delegate
+from quarl_device.runtime.delegated import DelegatedRuntime, ThreadedRuntime, with_delegate
 from quarl_device.runtime.litert import LiteRTRuntime
 from quarl_device.testing.fake_runtime import FakeRuntime
 
@@ -73,7 +81,8 @@ def test_the_cpu_is_no_delegate_and_the_environment_names_a_library(monkeypatch)
 
 @pytest.mark.parametrize(
     "text", ["", "gpu", "CPU", "edgetpu:", "edgetpu:gpu", "edgetpu:-1", "edgetpu:100", "edgetpu:usb:", "edgetpu=",
-             "edgetpu=/a\0b", "edgetpu:usb:usb", "edgetpu:١"]
+             "edgetpu=/a\0b", "edgetpu:usb:usb", "edgetpu:١", "edgetpu::1", "edgetpu:usb1", "edgetpu:pci07",
+             "edgetpu::", "edgetpu:1:2", "edgetpu:=/a.so", "edgetpu:usb:=/a.so"]
 )  # fmt: skip
 def test_anything_else_is_refused(text):
     with pytest.raises(UsageError, match="expected cpu, edgetpu"):
@@ -106,6 +115,78 @@ def test_one_that_hangs_is_killed(stub):
     fault = probe_delegate(LITERT, stub.spec, deadline_s=2.0)
     assert "gave no answer in 2 s" in fault.found
     assert "unplug" in fault.hint
+
+
+PROBE_AND_HANG = """
+import sys
+from quarl_device.delegate_spec import DelegateSpec
+from quarl_device.inspect.delegate_probe import probe_delegate
+probe_delegate("ai-edge-litert", DelegateSpec(device="usb", library=sys.argv[1]), deadline_s=50.0)
+"""
+
+
+def soon(condition, within_s=30.0):
+    until_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def gone(pid):
+    """It is no more, or dead with nobody here to reap it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_child_that_hangs_ends_with_its_parent(stub, number):
+    stub.fail("hang")
+    path = os.pathsep.join(filter(None, sys.path))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PROBE_AND_HANG, stub.spec.library], env={**os.environ, "PYTHONPATH": path}
+    )
+    try:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        soon(lambda: parent.poll() is None and children.read_text())
+        child = int(children.read_text())
+        soon(stub.log)  # in the library, which never returns
+        assert not gone(child)
+        parent.send_signal(number)
+        assert parent.wait(10) == -number
+        soon(lambda: gone(child), within_s=10.0)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_child_whose_parent_is_gone_or_too_late_ends_by_itself():
+    for parent, code in ((1, 1), (os.getpid(), -signal.SIGALRM)):
+        words = f"from {probing.__name__} import tie_to_parent; tie_to_parent({parent}, 1); import time; time.sleep(60)"
+        done = subprocess.run([sys.executable, "-c", words], env=probing._child_env(), timeout=30, check=False)
+        assert done.returncode == code
+
+
+def test_a_child_that_cannot_be_killed_is_given_up(monkeypatch):
+    monkeypatch.setattr(probing, "_KILLED_S", 0.1)
+    killed = []
+
+    def kill(self):
+        killed.append(self)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
+    answer = probing.probe(b"", LITERT, deadline_s=0.2, command=[sys.executable, "-c", "import time; time.sleep(30)"])
+    assert "gave no answer in 0.2 s" in answer.detail
+    [child] = killed
+    child.send_signal(signal.SIGKILL)
+    assert child.wait(10) == -signal.SIGKILL
+
+
+def test_a_child_never_has_the_brokers_password(monkeypatch):
+    monkeypatch.setenv("QUARL_MQTT_PASSWORD", "secret")
+    code = "import os, json; print(json.dumps({'loads': False, 'detail': str('QUARL_MQTT_PASSWORD' in os.environ)}))"
+    assert probing.probe(b"", LITERT, command=[sys.executable, "-c", code]).detail == "False"
 
 
 def test_a_library_that_is_not_there():

@@ -22,13 +22,14 @@ from quarl_device.doctor.link_checks import (
     check_certificate,
     check_learner,
     check_modes,
+    check_own_certificate,
     check_packets,
     check_rules,
 )
 from quarl_device.doctor.runtime_checks import check_delegate, check_environment, check_numpy, check_runtimes
 from quarl_device.errors import BrokerRefused, BrokerUnreachable, UnknownEnvironment
+from quarl_device.inspect.delegate_probe import DelegateFault
 from quarl_device.inspect.probe import Probe
-from quarl_device.runtime.delegated import DelegateFault
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 BUILT = datetime(2026, 3, 1, tzinfo=UTC)
@@ -154,6 +155,9 @@ def test_environment():
         ({"client.key": 0o600, "signing.key": 0o604}, "problem", "signing.key"),
         ({"client.key": 0o600, "ca.crt": 0o666}, "warning", "chmod go-w /c/ca.crt"),
         ({}, "ok", ""),
+        ({".": 0o755, "client.key": 0o600}, "ok", ""),
+        ({".": 0o777, "client.key": 0o600}, "warning", "chmod go-w /c"),
+        ({".": 0o775, "ca.crt": 0o666}, "warning", "the files of /c, ca.crt | chmod go-w /c /c/ca.crt"),
     ],
 )
 def test_modes(modes, level, word):
@@ -174,13 +178,23 @@ def test_certificate(begins, ends, level, word):
     said(check_certificate(reading, NOW), level, word)
 
 
+def test_a_certificate_that_could_not_be_seen_is_not_ok():
+    said(check_certificate(None, NOW), "warning", "could not be seen")
+
+
+@pytest.mark.parametrize(("ends", "level", "word"), [(300, "ok", "2027"), (29, "warning", "--renew")])
+def test_the_devices_own_certificate(ends, level, word):
+    reading = CertificateReading(begins=NOW - DAY, ends=NOW + ends * DAY)
+    said(check_own_certificate(reading, NOW), level, "this device's", word)
+
+
 def test_the_clock_of_1970_is_told_at_the_certificate_too():
     reading = CertificateReading(begins=NOW, ends=NOW + 300 * DAY)
     said(check_certificate(reading, datetime(1970, 1, 1, tzinfo=UTC)), "problem", "1970")
 
 
 def link(**values):
-    good = {"own_came_back": True, "learner_seen": True, "large": "came back", "large_bytes": 2**20}
+    good = {"own": "came back", "foreign": "denied", "learner_seen": True, "large": "came back", "large_bytes": 2**20}
     return LinkReading(address="h:1", **{**good, **values})
 
 
@@ -192,8 +206,17 @@ def test_broker():
 
 def test_rules():
     said(check_rules(link()), "ok", "MQTT 3.1.1")
-    said(check_rules(link(own_came_back=False)), "problem", "enroll")
-    said(check_rules(link(foreign_came_back=True)), "warning", "broker up")
+    said(check_rules(link(own="denied")), "problem", "enroll")
+    said(check_rules(link(foreign="came back")), "warning", "broker up")
+
+
+@pytest.mark.parametrize("whose", ["own", "foreign"])
+@pytest.mark.parametrize(
+    ("fate", "word"),
+    [("lost", "lost with the connection"), ("silent", "neither acknowledged"), ("not tried", "was not tried")],
+)
+def test_what_says_nothing_about_rules_is_a_warning(whose, fate, word):
+    said(check_rules(link(**{whose: fate})), "warning", word, "not told")
 
 
 @pytest.mark.parametrize(("large", "level"), [("came back", "ok"), ("cut", "problem"), ("silent", "warning")])

@@ -1,11 +1,16 @@
 """`quarl-device doctor` from its command line: what a person sees, JSON, exit codes."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from quarl_device import cli
 from quarl_device.doctor import examine as examining
+from quarl_device.doctor import examine_link as examining_link
 from quarl_device.doctor.finding import ok, problem, warning
 from quarl_device.doctor.link_checks import LinkReading
 from quarl_device.errors import BrokerUnreachable
@@ -63,7 +68,7 @@ def test_a_warning_is_no_failure(capsys, monkeypatch):
 
 def test_a_broker_that_is_not_there(capsys, monkeypatch):
     gone = LinkReading(address="h:1", error=BrokerUnreachable("nobody", hint="is it running?"))
-    monkeypatch.setattr(examining, "read_link", lambda _: gone)
+    monkeypatch.setattr(examining_link, "read_link", lambda _: gone)
     code, (out, _) = doctor("--broker", "mqtt://pi-1@h:1", capsys=capsys)
     assert code == 59
     assert "problem broker       nobody (code 30)" in out
@@ -71,8 +76,10 @@ def test_a_broker_that_is_not_there(capsys, monkeypatch):
 
 
 def test_a_broker_that_is_there(capsys, monkeypatch):
-    good = LinkReading(address="h:1", own_came_back=True, learner_seen=True, large="came back", large_bytes=2**20)
-    monkeypatch.setattr(examining, "read_link", lambda _: good)
+    good = LinkReading(
+        address="h:1", own="came back", foreign="denied", learner_seen=True, large="came back", large_bytes=2**20
+    )
+    monkeypatch.setattr(examining_link, "read_link", lambda _: good)
     code, (out, _) = doctor("--broker", "mqtt://pi-1@h:1", "--format", "json", capsys=capsys)
     checks = [finding["check"] for finding in json.loads(out)["findings"]]
     assert code == 0
@@ -115,3 +122,76 @@ def test_every_level_has_a_helper():
         "warning",
         "problem",
     ]
+
+
+def doctor_without(module, tmp_path, *words):
+    """Ask in a process of its own, in which a module cannot be imported, nor in its children."""
+    (tmp_path / "path" / module).mkdir(parents=True)
+    (tmp_path / "path" / module / "__init__.py").write_text(f"raise ImportError('no {module} today')")
+    code = "import sys; from quarl_device.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor", "--state-dir", str(tmp_path), "--format", "json", *words],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "path"), *filter(None, sys.path)])},
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.returncode, {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+
+
+def test_without_numpy_it_says_so_and_looks_at_the_rest(tmp_path):
+    code, found = doctor_without("numpy", tmp_path, "--env", "CartPole-v1", "--broker", "mqtt://pi-1@127.0.0.1:9")
+    assert code == 59
+    assert "no numpy today" in found["runtime"]["found"]
+    assert found["environment"]["level"] == "problem"
+    assert "could not look: ImportError" in found["environment"]["found"]
+    assert [found[check]["level"] for check in ("clock", "disk", "state", "glibc", "delegate")] == ["ok"] * 5
+    assert "code 30" in found["broker"]["found"]
+
+
+@pytest.mark.parametrize("module", ["cryptography", "paho"])
+def test_without_a_wheel_of_the_link_the_board_is_looked_at(module, tmp_path):
+    code, found = doctor_without(module, tmp_path, "--broker", "mqtt://pi-1@127.0.0.1:9")
+    assert code == 59
+    assert f"could not look: ImportError: no {module} today" in found["broker"]["found"]
+    assert "pip install" in found["broker"]["mend"]
+    assert found["runtime"]["level"] == "ok"
+
+
+def test_metadata_cut_short_is_told(capsys, monkeypatch):
+    monkeypatch.setattr("quarl_device.inspect.probe.version", lambda _: None)
+    code, (out, _) = doctor(capsys=capsys)
+    assert code == 59
+    assert "numpy is missing or broken: 'unknown'" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [("read_built", "clock"), ("read_disk", "disk"), ("read_runtimes", "runtime"), ("read_glibc", "glibc"),
+     ("read_numpy", "numpy"), ("read_corals", "delegate"), ("read_environment", "environment")],
+)  # fmt: skip
+def test_a_reading_that_fails_is_a_finding_and_the_others_are_made(name, check, capsys, monkeypatch):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(examining, name, fail)
+    code, (out, err) = doctor("--env", "CartPole-v1", "--format", "json", capsys=capsys)
+    found = {finding["check"]: finding for finding in json.loads(out)["findings"]}
+    assert (code, err) == (59, "")
+    assert found[check]["found"] == "could not look: OSError: [Errno 5] Input/output error"
+    assert found[check]["mend"]
+    assert "broker" in found
+
+
+@pytest.mark.parametrize("option", ["--state-dir", "--credentials"])
+def test_a_folder_that_may_not_be_looked_at_is_a_finding(option, capsys, monkeypatch, tmp_path):
+    real = Path.is_dir
+
+    def is_dir(self):
+        if self.name == "shut":
+            raise PermissionError(13, "Permission denied")
+        return real(self)
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    code, (out, err) = doctor(option, str(tmp_path / "shut"), capsys=capsys)
+    assert (code, err) == (59, "")
+    assert f"problem {'disk' if option == '--state-dir' else 'credentials':13}could not look: PermissionError" in out

@@ -1,19 +1,24 @@
 """What the doctor reads: directories, wheels, buses, certificates, brokers that let messages through or do not."""
 
 import fcntl
+import getpass
 import os
 import socket
 import subprocess
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from stub_delegate import stub_library
 
 from quarl_device.actor.joining import how_to_join
 from quarl_device.delegate_spec import DelegateSpec
 from quarl_device.doctor import host_readings, link_readings
+from quarl_device.doctor.host_checks import FIRST_RELEASE, check_clock
 from quarl_device.doctor.host_readings import (
     needed_glibc,
     parse_version,
@@ -22,25 +27,52 @@ from quarl_device.doctor.host_readings import (
     read_glibc,
     read_needed_glibc,
 )
-from quarl_device.doctor.link_readings import OTHER_DEVICE, agent_runs, read_certificate, read_link, read_modes
+from quarl_device.doctor.link_readings import (
+    OTHER_DEVICE,
+    agent_runs,
+    read_certificate,
+    read_link,
+    read_modes,
+    read_own_certificate,
+)
 from quarl_device.doctor.runtime_readings import read_corals, read_environment, read_numpy, read_runtimes, try_delegate
+from quarl_device.errors import CredentialsError
 from quarl_device.inspect.probe import Probe
 from quarl_device.link import BrokerURL
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.testing.mosquitto import Mosquitto, mosquitto_binary
+from quarl_device.wire.limits import MAX_BLOCK_BYTES
 
 
-def test_the_build_is_neither_before_the_project_nor_in_the_future():
-    assert datetime(2026, 1, 1, tzinfo=UTC) <= read_built() <= max(datetime.now(UTC), datetime(2026, 1, 1, tzinfo=UTC))
-
-
-@pytest.mark.parametrize("at", [0, 4_000_000_000])
-def test_a_date_of_the_package_that_cannot_be_is_not_believed(at, monkeypatch, tmp_path):
+def dated(at, monkeypatch, tmp_path):
     file = tmp_path / "__init__.py"
     file.touch()
-    os.utime(file, (at, at))
+    os.utime(file, (at.timestamp(), at.timestamp()))
     monkeypatch.setattr(host_readings.quarl_device, "__file__", str(file))
-    assert read_built() == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("now", "package", "level", "word"),
+    [
+        ((2026, 12, 1), (2026, 11, 30), "ok", "2026-12-01"),
+        ((2026, 11, 30), (2026, 11, 30, 12), "ok", "2026-11-30"),  # copied from a host in another zone
+        ((2026, 3, 1), (2026, 11, 30), "problem", "the clock or the package's date is wrong"),
+        ((2026, 3, 1), (2096, 1, 1), "problem", "set the clock"),
+        ((1970, 1, 1), (2026, 11, 30), "problem", "timedatectl"),
+        ((1970, 1, 2), (1970, 1, 1), "problem", "timedatectl"),
+        ((2026, 3, 1), (1970, 1, 1), "ok", "2026-03-01"),
+    ],
+)
+def test_the_clock_against_the_packages_date(now, package, level, word, monkeypatch, tmp_path):
+    dated(datetime(*package, tzinfo=UTC), monkeypatch, tmp_path)
+    finding = check_clock(datetime(*now, tzinfo=UTC), read_built())
+    assert finding.level == level
+    assert word in f"{finding.found} {finding.mend}"
+
+
+def test_a_package_without_a_date_is_as_old_as_the_project(monkeypatch, tmp_path):
+    monkeypatch.setattr(host_readings.quarl_device, "__file__", str(tmp_path / "none"))
+    assert read_built() == FIRST_RELEASE
 
 
 @pytest.mark.parametrize(
@@ -107,8 +139,33 @@ def test_modes(tmp_path):
     (tmp_path / "client.key").touch(mode=0o640)
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "client.key").chmod(0o640)
-    assert read_modes(tmp_path) == {"client.key": 0o640}
-    assert read_modes(tmp_path / "none") == {}
+    tmp_path.chmod(0o750)
+    assert read_modes(tmp_path) == {".": 0o750, "client.key": 0o640}
+
+
+def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(PermissionError):
+        read_modes(tmp_path)
+
+
+def test_the_devices_own_certificate(tmp_path):
+    begins = datetime(2026, 5, 1, tzinfo=UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pi-1")])
+    shown = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, begins, begins + timedelta(days=9))
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    (tmp_path / "client.crt").write_bytes(shown)
+    reading = read_own_certificate(tmp_path)
+    assert (reading.begins, reading.ends) == (begins, begins + timedelta(days=9))
+    with pytest.raises(CredentialsError):
+        read_own_certificate(tmp_path / "none")
 
 
 JOINING = how_to_join(broker="mqtt://pi-1@h", fleet="lab", name="pi-1")
@@ -142,7 +199,7 @@ def test_a_broker_without_rules(quick):
     broker = FakeBroker()
     broker.publish("q/v1/lab/learner", b"birth", retain=True)
     reading = read(broker)
-    assert (reading.error, reading.own_came_back, reading.foreign_came_back) == (None, True, True)
+    assert (reading.error, reading.own, reading.foreign) == (None, "came back", "came back")
     assert (reading.large, reading.learner_seen, reading.address) == ("came back", True, "h:1883")
 
 
@@ -150,14 +207,74 @@ def test_a_broker_with_rules(quick):
     broker = FakeBroker()
     broker.drop(FOREIGN)
     reading = read(broker)
-    assert (reading.own_came_back, reading.foreign_came_back, reading.learner_seen) == (True, False, False)
+    assert (reading.own, reading.foreign, reading.learner_seen) == ("came back", "denied", False)
+    assert [(message.topic, len(message.payload)) for message in broker.log] == [
+        (OWN, 32), (OWN, MAX_BLOCK_BYTES), (FOREIGN, 32),
+    ]  # fmt: skip
+
+
+class Wrapped:
+    """A link on which something happens at a publish to a topic."""
+
+    def __init__(self, link, topic, happens):
+        self.link, self.topic, self.happens, self.acknowledges = link, topic, happens, True
+
+    def __getattr__(self, name):
+        return getattr(self.link, name)
+
+    def publish(self, topic, payload, **options):
+        if topic == self.topic:
+            return self.happens(self)
+        return self.link.publish(topic, payload, **options)
+
+    def flush(self, *, timeout_s):
+        return self.acknowledges and self.link.flush(timeout_s=timeout_s)
+
+
+def cut(reconnect):
+    def happens(wrapped):
+        broker = wrapped.link.broker
+        broker.cut(wrapped.client_id, reconnect=reconnect)
+        return True
+
+    return happens
+
+
+def stay_silent(wrapped):
+    wrapped.acknowledges = False
+    return True
+
+
+def refuse(_):
+    return False
+
+
+@pytest.mark.parametrize(
+    ("topic", "happens", "own", "foreign"),
+    [
+        (OWN, cut(True), "lost", "not tried"),
+        (OWN, cut(False), "lost", "not tried"),
+        (OWN, refuse, "lost", "not tried"),
+        (OWN, stay_silent, "silent", "not tried"),
+        (OWN, lambda _: True, "denied", "not tried"),
+        (FOREIGN, cut(True), "came back", "denied"),
+        (FOREIGN, cut(False), "came back", "denied"),
+        (FOREIGN, stay_silent, "came back", "silent"),
+        (FOREIGN, lambda _: True, "came back", "denied"),
+    ],
+)
+def test_what_becomes_of_a_message(quick, topic, happens, own, foreign):
+    broker = FakeBroker()
+    reading = read_link(JOINING, make_link=lambda joining: Wrapped(broker.link(joining.client_id), topic, happens))
+    assert (reading.error, reading.own, reading.foreign) == (None, own, foreign)
+    assert reading.large == ("came back" if own == "came back" else "not tried")
 
 
 def test_a_broker_that_denies_everything(quick):
     broker = FakeBroker()
     broker.drop("#", 10)
     reading = read(broker)
-    assert (reading.own_came_back, reading.large) == (False, "not tried")
+    assert (reading.own, reading.large) == ("denied", "not tried")
 
 
 def test_a_login_without_credentials_leaves_an_agent_its_session():
@@ -206,21 +323,41 @@ def test_a_wrong_password_and_a_right_one(monkeypatch):
             monkeypatch.setenv("QUARL_MQTT_PASSWORD", password)
             reading = read_link(how_to_join(broker=f"mqtt://pi-1@127.0.0.1:{broker.port}"))
             assert (reading.error and reading.error.code) == code
-    assert (reading.own_came_back, reading.foreign_came_back, reading.large) == (True, True, "came back")
+    assert (reading.own, reading.foreign, reading.large) == ("came back", "came back", "came back")
 
 
-def test_a_broker_that_takes_no_large_packets(tmp_path):
+def read_configured(folder, **settings):
+    """Read the link to a real broker with these settings."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    config = tmp_path / "mosquitto.conf"
-    config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_packet_size 65536\npersistence false\n")
-    tmp_path.chmod(0o755)
+    lines = [f"listener {port} 127.0.0.1", "allow_anonymous true", "persistence false"]
+    (folder / "mosquitto.conf").write_text(
+        "\n".join([*lines, *(f"{key} {word}" for key, word in settings.items()), ""])
+    )
+    folder.chmod(0o755)
     with subprocess.Popen(
-        [mosquitto_binary(), "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [mosquitto_binary(), "-c", str(folder / "mosquitto.conf")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            reading = read_link(how_to_join(broker=f"mqtt://127.0.0.1:{port}", name="pi-1"))
+            return read_link(how_to_join(broker=f"mqtt://127.0.0.1:{port}", name="pi-1"))
         finally:
             process.terminate()
             process.wait(5)
-    assert (reading.error, reading.own_came_back, reading.large) == (None, True, "cut")
+
+
+def test_a_broker_that_takes_no_large_packets(tmp_path):
+    reading = read_configured(tmp_path, max_packet_size=65_536)
+    assert (reading.error, reading.own, reading.large, reading.foreign) == (None, "came back", "cut", "not tried")
+
+
+@pytest.mark.parametrize(
+    ("rules", "own", "foreign"),
+    [("topic readwrite q/v1/default/d/pi-1/#", "came back", "denied"), ("topic read nothing", "denied", "not tried")],
+)
+def test_the_rules_of_a_real_broker(rules, own, foreign, tmp_path, monkeypatch):
+    monkeypatch.setattr(link_readings, "ECHO_S", 1.0)
+    (tmp_path / "acl").write_text(f"{rules}\n")
+    (tmp_path / "acl").chmod(0o644)
+    # Started by root it would become a user who may not enter this directory.
+    reading = read_configured(tmp_path, user=getpass.getuser(), acl_file=tmp_path / "acl")
+    assert (reading.error, reading.own, reading.foreign) == (None, own, foreign)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quarl_device.errors import UsageError
 
@@ -84,7 +85,7 @@ def hold_rate(
         hz: periods per second.
         duration_s: of the whole.
         clock: by default the system's.
-        between: called about once a second, outside of what is measured.
+        between: called about once a second, outside of what is measured: periods that are due meanwhile count nowhere.
 
     Raises:
         UsageError: `hz` or `duration_s` out of range.
@@ -95,29 +96,36 @@ def hold_rate(
     wanted = max(1, round(hz * duration_s))
     # A period of grace, so that the first one is not late by what it takes to come here.
     start_ns = clock.now_ns() + round(_NS / hz)
-    late_ns: list[int] = []
-    number = overruns = skipped = 0
-    spoken = 0
+    # Made and touched before the first period: a list would grow in the midst of what it measures.
+    late_ns = np.full(wanted, 0, np.int64)
+    number = periods = overruns = skipped = spoken = 0
     while number < wanted:
         due_ns = start_ns + round(number * _NS / hz)
         clock.sleep_until(due_ns)
-        late_ns.append(clock.now_ns() - due_ns)
+        late_ns[periods] = clock.now_ns() - due_ns
+        periods += 1
         work()
         ended_ns = clock.now_ns()
         following = number + 1
         if ended_ns > start_ns + round(following * _NS / hz):
             overruns += 1
-            # The first one that is still to come.
-            following = max(following, -int((start_ns - ended_ns) * hz // _NS))
+            following = max(following, _first_due(ended_ns - start_ns, hz))
         skipped += min(following, wanted) - number - 1
         number = following
         if int(number / hz) > spoken:
             spoken = int(number / hz)
             between()
-    return rate_of(late_ns, hz=hz, overruns=overruns, skipped=skipped)
+            # What this took is not the board's doing: the next period is one that is still to come.
+            number = max(number, _first_due(clock.now_ns() - start_ns, hz))
+    return rate_of(late_ns[:periods], hz=hz, overruns=overruns, skipped=skipped)
 
 
-def rate_of(late_ns: Sequence[int], *, hz: float, overruns: int, skipped: int) -> ControlRate:
+def _first_due(since_ns: int, hz: float) -> int:
+    """Return the first period that is due so long after the start, or later."""
+    return -int(-since_ns * hz // _NS)
+
+
+def rate_of(late_ns: Sequence[int] | NDArray[np.int64], *, hz: float, overruns: int, skipped: int) -> ControlRate:
     """Return the statistics of periods that began so many nanoseconds after they were due; at least one."""
     late_us = np.asarray(late_ns, np.float64) / 1e3
     p50, p99 = np.percentile(late_us, (50, 99)).tolist()

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from quarl_device.board.sysfs import entries, read_int
+from quarl_device.board.sysfs import entries, read_int, read_text
 
 Method = Literal["rapl", "hwmon", "none"]
 _POWERCAP, _HWMON = Path("/sys/class/powercap"), Path("/sys/class/hwmon")
@@ -53,9 +53,10 @@ class Energy:
 def read_energy(at_s: float, *, powercap: Path = _POWERCAP, hwmon: Path = _HWMON) -> EnergyReading:
     """Read all meters that may be read."""
     counters = []
-    # `intel-rapl:0` is a package; `intel-rapl:0:1` is a part of it, counted already.
+    # The other zones count what a package has counted already: its parts (core, dram), and psys, which holds it whole.
     for zone in entries(powercap, "intel-rapl:*"):
-        count = read_int(zone / "energy_uj") if zone.name.count(":") == 1 else None
+        is_package = (read_text(zone / "name") or "").startswith("package")
+        count = read_int(zone / "energy_uj") if is_package else None
         if count is not None and count >= 0:
             counters.append((count, read_int(zone / "max_energy_range_uj") or 0))
     powers = []

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from quarl_device.actor.joining import Joining, how_to_join
 from quarl_device.delegate_spec import DelegateSpec
-from quarl_device.doctor.finding import Finding, of_error, ok, warning
+from quarl_device.doctor.attempt import attempt, looked
+from quarl_device.doctor.finding import Finding
 from quarl_device.doctor.host_checks import check_clock, check_disk, check_glibc, check_python, check_writable
 from quarl_device.doctor.host_readings import read_built, read_disk, read_glibc, read_needed_glibc
-from quarl_device.doctor.link_checks import (
-    check_broker,
-    check_certificate,
-    check_learner,
-    check_modes,
-    check_packets,
-    check_rules,
-)
-from quarl_device.doctor.link_readings import agent_runs, read_certificate, read_link, read_modes
 from quarl_device.doctor.runtime_checks import check_delegate, check_environment, check_numpy, check_runtimes
 from quarl_device.doctor.runtime_readings import (
     read_corals,
@@ -31,8 +21,7 @@ from quarl_device.doctor.runtime_readings import (
     read_runtimes,
     try_delegate,
 )
-from quarl_device.errors import CredentialsError
-from quarl_device.link.credentials import CREDENTIALS_VARIABLE
+from quarl_device.inspect.probe import Probe
 from quarl_device.paths import state_dir
 
 
@@ -60,12 +49,6 @@ class Questions:
     state: Path | None = None
     delegate: DelegateSpec | None = None
 
-    @property
-    def folder(self) -> Path | None:
-        """The directory of credentials that will be used."""
-        named = os.environ.get(CREDENTIALS_VARIABLE, "")
-        return self.credentials or (Path(named) if named else None)
-
 
 def examine(questions: Questions) -> Iterator[Finding]:
     """Yield what is found, in the order in which things depend on each other.
@@ -76,65 +59,35 @@ def examine(questions: Questions) -> Iterator[Finding]:
     state = questions.state or state_dir()
     yield from _host(state)
     yield from _runtimes(questions)
-    yield from _broker(questions, state)
+    yield from looked("broker", lambda: _link(questions, state))
 
 
 def _host(state: Path) -> Iterator[Finding]:
-    yield check_clock(datetime.now(UTC), read_built())
+    yield from looked("clock", lambda: [check_clock(datetime.now(UTC), read_built())])
     yield check_python(sys.version_info[:3])
-    disk = read_disk(state)
-    yield check_disk(disk)
-    yield check_writable(disk)
+    disk, unread = attempt("disk", lambda: read_disk(state), None)
+    yield from unread if disk is None else (check_disk(disk), check_writable(disk))
 
 
 def _runtimes(questions: Questions) -> Iterator[Finding]:
-    probes = read_runtimes()
+    probes, unread = attempt("runtime", read_runtimes, list[Probe]())
     installed = [probe.runtime for probe in probes if probe.version]
-    yield check_glibc(read_glibc(), read_needed_glibc(installed))
-    yield check_numpy(read_numpy(), installed)
-    yield from check_runtimes(probes)
+    yield from looked("glibc", lambda: [check_glibc(read_glibc(), read_needed_glibc(installed))])
+    yield from looked("numpy", lambda: [check_numpy(read_numpy(), installed)])
+    yield from unread or check_runtimes(probes)
+    yield from looked("delegate", lambda: _delegate(questions, probes))
+    if env_id := questions.env_id:
+        yield from looked("environment", lambda: [check_environment(env_id, read_environment(env_id))])
+
+
+def _delegate(questions: Questions, probes: list[Probe]) -> Iterator[Finding]:
     corals = read_corals()
     spec, fault = try_delegate(questions.delegate, corals, probes)
     yield check_delegate(spec, corals, fault, asked=questions.delegate is not None)
-    if questions.env_id:
-        yield check_environment(questions.env_id, read_environment(questions.env_id))
 
 
-def _broker(questions: Questions, state: Path) -> Iterator[Finding]:
-    folder = questions.folder
-    if folder is None and not questions.broker:
-        yield ok("broker", "not asked: --broker URL or --credentials DIR names one")
-        return
-    if folder is not None and folder.is_dir():
-        yield check_modes(str(folder), read_modes(folder))
-    try:
-        joining = how_to_join(
-            broker=questions.broker,
-            fleet=questions.fleet,
-            name=questions.name,
-            password_file=questions.password_file,
-            credentials=questions.credentials,
-        )
-    except CredentialsError as error:
-        yield of_error("credentials", error)
-        return
-    yield from _link(joining, state)
+def _link(questions: Questions, state: Path) -> Iterator[Finding]:
+    # Imported here: the way to the broker needs wheels with native code, which may be what is broken.
+    from quarl_device.doctor.examine_link import examine_link
 
-
-def _link(joining: Joining, state: Path) -> Iterator[Finding]:
-    if joining.tls is not None and agent_runs(state, joining):
-        yield warning(
-            "broker",
-            f"not asked: an agent runs here as {joining.name!r}, and a second login would end its session",
-            "its own log tells; or stop it, and ask again: sudo systemctl stop quarl-device",
-        )
-        return
-    if joining.url.tls and (certificate := read_certificate(joining.url)) is not None:
-        yield check_certificate(certificate, datetime.now(UTC))
-    link = read_link(joining)
-    yield check_broker(link)
-    if link.error is None:
-        yield check_rules(link)
-        if link.own_came_back:
-            yield check_packets(link)
-        yield check_learner(link, joining.fleet)
+    yield from examine_link(questions, state)

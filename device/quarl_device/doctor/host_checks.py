@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from quarl_device.doctor.finding import Finding, ok, problem, warning
+
+FIRST_RELEASE = datetime(2026, 1, 1, tzinfo=UTC)
+"""No clock is right that says an earlier day, whatever a package's date is."""
 
 _SET_CLOCK = "sudo timedatectl set-ntp true; timedatectl status"
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
@@ -38,14 +41,19 @@ def check_clock(now: datetime, built: datetime) -> Finding:
 
     Args:
         now: what the board thinks.
-        built: when the package was made or installed.
+        built: when the package was made or installed. Its date may be the wrong one, if it was copied from a host whose
+            clock was ahead; before `FIRST_RELEASE` it is the clock for certain.
     """
-    if now < built - timedelta(days=1):
-        return problem(
-            "clock", f"this board's clock says {now:%Y-%m-%d %H:%M}, before this package was made ({built:%Y-%m-%d}): "
-            "certificates and signatures cannot be judged", _SET_CLOCK
-        )  # fmt: skip
-    return ok("clock", f"{now:%Y-%m-%d %H:%M:%S} UTC")
+    if now >= built - timedelta(days=1) and now >= FIRST_RELEASE - timedelta(days=1):
+        return ok("clock", f"{now:%Y-%m-%d %H:%M:%S} UTC")
+    said = f"this board's clock says {now:%Y-%m-%d %H:%M}, before this package was made"
+    harm = "certificates and signatures cannot be judged"
+    if now < FIRST_RELEASE - timedelta(days=1):
+        return problem("clock", f"{said} ({built:%Y-%m-%d}): {harm}", _SET_CLOCK)
+    return problem(
+        "clock", f"the clock or the package's date is wrong: {said} ({built:%Y-%m-%d}): {harm}",
+        f"set the clock: {_SET_CLOCK}; if it is right, install the package again",
+    )  # fmt: skip
 
 
 def check_python(version: Version) -> Finding:

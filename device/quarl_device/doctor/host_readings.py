@@ -11,19 +11,19 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import quarl_device
-from quarl_device.doctor.host_checks import DiskReading, Version
-
-_FIRST_RELEASE = datetime(2026, 1, 1, tzinfo=UTC)
+from quarl_device.doctor.host_checks import FIRST_RELEASE, DiskReading, Version
 
 
 def read_built() -> datetime:
-    """Return when this package was made or installed, and never a day before the project began."""
+    """Return when this package was made or installed by its own date, and never a day before the project began.
+
+    The date is believed even where it is ahead of this board's clock: `check_clock` tells that one of them is wrong.
+    """
     try:
         at = datetime.fromtimestamp(Path(quarl_device.__file__).stat().st_mtime, UTC)
     except (OSError, OverflowError, ValueError):
-        return _FIRST_RELEASE
-    # A copy from a board whose clock was ahead says nothing about this one.
-    return max(_FIRST_RELEASE, at) if at <= datetime.now(UTC) else _FIRST_RELEASE
+        return FIRST_RELEASE
+    return max(FIRST_RELEASE, at)
 
 
 def read_glibc() -> Version | None:

@@ -1,7 +1,8 @@
 """Checks of the way to the broker: credentials, certificate, login, access rules, size of packets.
 
-MQTT 3.1.1 does not tell a client that a publish or a subscription was denied: brokers acknowledge both. So the rules
-are seen by what comes back: a message to a topic of the device's own must, one to another device's must not.
+MQTT 3.1.1 does not tell a client that a publish or a subscription was denied: brokers acknowledge both, or end the
+connection. So the rules are seen by what comes back: a message to a topic of the device's own must, one to another
+device's must not. What came back neither way because the network failed says nothing about rules.
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ from typing import Literal
 from quarl_device.doctor.finding import Finding, of_error, ok, problem, warning
 from quarl_device.errors import QuarlError
 
+Fate = Literal["came back", "denied", "lost", "silent", "not tried"]
+Large = Literal["came back", "cut", "silent", "not tried"]
 _WARN_DAYS = 30
+FOLDER = "."
+"""The directory of credentials itself, among its files."""
+
+
+_AGAIN = "ask again; if it stays so, look at the network and at the broker's log"
+_FATES: Mapping[Fate, str] = {
+    "lost": "was lost with the connection, by the network or a broker that ends it over what its rules deny",
+    "silent": "was neither acknowledged nor came back in time: the link is slow, or the broker drops messages",
+    "not tried": "was not tried, since the connection was lost before",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateReading:
-    """The dates of a broker's certificate, in UTC."""
+    """The dates of a certificate, in UTC."""
 
     begins: datetime
     ends: datetime
@@ -33,8 +46,9 @@ class LinkReading:
         address: of the broker.
         error: why there was none.
         connect_ms: how long it took.
-        own_came_back: a message to this device's own `up/` did.
-        foreign_came_back: one to another device's `up/` did.
+        own: what became of a message to this device's own `up/`: it was acknowledged and did not come back ("denied"),
+            the connection went ("lost"), or nothing was heard of it ("silent").
+        foreign: of one to another device's `up/`; a connection that ends over it is "denied" too.
         learner_seen: a learner's birth was on its topic.
         large: what became of a message as large as a block may be.
         large_bytes: its size.
@@ -43,10 +57,10 @@ class LinkReading:
     address: str
     error: QuarlError | None = None
     connect_ms: float = 0.0
-    own_came_back: bool = False
-    foreign_came_back: bool = False
+    own: Fate = "not tried"
+    foreign: Fate = "not tried"
     learner_seen: bool = False
-    large: Literal["came back", "cut", "silent", "not tried"] = "not tried"
+    large: Large = "not tried"
     large_bytes: int = 0
 
 
@@ -55,7 +69,7 @@ def check_modes(folder: str, modes: Mapping[str, int]) -> Finding:
 
     Args:
         folder: where they are.
-        modes: file name to permission bits.
+        modes: file name to permission bits, with `FOLDER`: who may write there may put other files in their place.
     """
     open_to_others = [name for name, mode in modes.items() if mode & 0o077 and name.endswith(".key")]
     if open_to_others:
@@ -63,13 +77,29 @@ def check_modes(folder: str, modes: Mapping[str, int]) -> Finding:
         return problem("credentials", f"open to other users: {', '.join(open_to_others)}", f"chmod 600 {files}")
     changeable = [name for name, mode in modes.items() if mode & 0o022]
     if changeable:
-        files = " ".join(f"{folder}/{name}" for name in changeable)
-        return warning("credentials", f"other users may change {', '.join(changeable)}", f"chmod go-w {files}")
+        files = " ".join(folder if name == FOLDER else f"{folder}/{name}" for name in changeable)
+        shown = ", ".join(f"the files of {folder}" if name == FOLDER else name for name in changeable)
+        return warning("credentials", f"other users may change {shown}", f"chmod go-w {files}")
     return ok("credentials", f"those in {folder} are this user's alone")
 
 
-def check_certificate(certificate: CertificateReading, now: datetime) -> Finding:
-    """The broker's certificate against this board's clock, `now`."""
+def check_own_certificate(certificate: CertificateReading, now: datetime) -> Finding:
+    """This device's certificate, which has been found to hold: does it soon end?"""
+    if (certificate.ends - now).days < _WARN_DAYS:
+        return warning(
+            "credentials", f"this device's certificate ends on {certificate.ends:%Y-%m-%d}",
+            "on the broker: quarl-edge enroll NAME --renew, and copy the directory to this device",
+        )  # fmt: skip
+    return ok("credentials", f"this device's certificate holds to {certificate.ends:%Y-%m-%d}")
+
+
+def check_certificate(certificate: CertificateReading | None, now: datetime) -> Finding:
+    """The broker's certificate against this board's clock, `now`; `None` where it could not be seen."""
+    if certificate is None:
+        return warning(
+            "certificate", "the broker's could not be seen: nothing answers there, or not by TLS",
+            "see what is said of the broker",
+        )  # fmt: skip
     begins, ends = certificate.begins, certificate.ends
     if now < begins:
         return problem(
@@ -93,16 +123,21 @@ def check_broker(link: LinkReading) -> Finding:
 
 def check_rules(link: LinkReading) -> Finding:
     """Whether the device may write its own topics, and no others."""
-    if not link.own_came_back:
+    if link.own == "denied":
         return problem(
             "access", "a message to this device's own up/ did not come back: the broker's rules deny it",
             "enroll the device: quarl-edge enroll NAME; or give it the rules of docs/guides/broker.md",
         )  # fmt: skip
-    if link.foreign_came_back:
+    if link.own != "came back":
+        return warning("access", f"not told: a message to this device's own up/ {_FATES[link.own]}", _AGAIN)
+    if link.foreign == "came back":
         return warning(
             "access", "this device may write and read the topics of others: the broker has no rules per device",
             "a broker with rules: quarl-edge broker init DIR, quarl-edge broker up DIR",
         )  # fmt: skip
+    if link.foreign != "denied":
+        said = f"it writes its own up/; whether it may write another device's is not told: that {_FATES[link.foreign]}"
+        return warning("access", said, _AGAIN)
     return ok(
         "access", "it writes its own up/; what it wrote to another device's did not come back (a broker that lets it "
         "write there and not read is not told apart: MQTT 3.1.1 has no answer for it)"

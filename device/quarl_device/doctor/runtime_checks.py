@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from quarl_device.delegate_spec import DelegateSpec
 from quarl_device.doctor.finding import Finding, of_error, ok, problem, warning
 from quarl_device.errors import QuarlError
+from quarl_device.inspect.delegate_probe import DelegateFault
 from quarl_device.inspect.probe import Probe
-from quarl_device.runtime.delegated import DelegateFault
 
 _INSTALL = "pip install ai-edge-litert, or on 32-bit ARM: pip install tflite-runtime 'numpy<2'"
 _OLD_RUNTIME = "tflite-runtime"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from quarl_device.board.sysfs import entries, read_text
 from quarl_device.delegate_spec import DelegateSpec, parse_delegate
 from quarl_device.errors import QuarlError
-from quarl_device.inspect.probe import MODULES, Probe, probe
-from quarl_device.runtime.delegated import PROBE_DEADLINE_S, TINY_MODEL, DelegateFault, probe_delegate
+from quarl_device.inspect.delegate_probe import PROBE_DEADLINE_S, TINY_MODEL, DelegateFault, probe_delegate
+from quarl_device.inspect.probe import MODULES, Probe, installed_version, probe
 
 _USB, _DEV = Path("/sys/bus/usb/devices"), Path("/dev")
 # As it comes up, and once libedgetpu has put its program onto it.
@@ -22,11 +21,8 @@ def read_runtimes(*, deadline_s: float = PROBE_DEADLINE_S) -> list[Probe]:
 
 
 def read_numpy() -> str:
-    """Return numpy's installed version, "" where it is not installed."""
-    try:
-        return version("numpy")
-    except PackageNotFoundError:
-        return ""
+    """Return numpy's installed version; see `installed_version`."""
+    return installed_version("numpy")
 
 
 def read_corals(*, usb: Path = _USB, dev: Path = _DEV) -> list[str]:

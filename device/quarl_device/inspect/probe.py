@@ -8,8 +8,11 @@ nonsense) becomes a plain answer.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from quarl_device.delegate_spec import DelegateSpec
+from quarl_device.names import PASSWORD_VARIABLE
 
 MODULES: Mapping[str, str] = {
     "ai-edge-litert": "ai_edge_litert.interpreter",
@@ -27,6 +31,8 @@ MODULES: Mapping[str, str] = {
 }
 DEADLINE_S = 60.0
 MAX_CHILD_BYTES = 8 * 1024**3
+_KILLED_S = 2.0
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +53,15 @@ class Probe:
 
 
 def installed_version(runtime: str) -> str:
-    """Return the installed version of a distribution, "" where there is none."""
+    """Return a distribution's installed version: "" where there is none, "unknown" where its metadata is damaged."""
     try:
-        return version(runtime)
+        # Typed as a text, and `None` all the same where an installation was cut short.
+        return version(runtime) or "unknown"
     except PackageNotFoundError:
         return ""
+    # Torn metadata fails in as many ways as there are Pythons.
+    except (OSError, ValueError, KeyError):
+        return "unknown"
 
 
 def probe(
@@ -75,11 +85,10 @@ def probe(
     if not found:
         return Probe(runtime=runtime, version="", loads=None, detail="not installed here")
     loaded = None if delegate is None else (delegate.library, delegate.options)
-    words = command or [sys.executable, "-c", f"from {__name__} import main; main({runtime!r}, {loaded!r})"]
+    tied = f"tie_to_parent({os.getpid()}, {math.ceil(deadline_s) + 1})"
+    code = f"from {__name__} import main, tie_to_parent; {tied}; main({runtime!r}, {loaded!r})"
     try:
-        done = subprocess.run(
-            words, input=model, capture_output=True, timeout=deadline_s, check=False, env=_child_env()
-        )
+        done = _run(command or [sys.executable, "-c", code], model, deadline_s)
     except subprocess.TimeoutExpired:
         return Probe(runtime=runtime, version=found, loads=False, detail=f"gave no answer in {deadline_s:g} s")
     except OSError as error:
@@ -88,9 +97,35 @@ def probe(
     return Probe(runtime=runtime, version=found, loads=loads, detail=detail)
 
 
+def _run(words: Sequence[str], model: bytes, deadline_s: float) -> subprocess.CompletedProcess[bytes]:
+    """Run a child to its end or its deadline; unlike `subprocess.run` it never waits for one that cannot be killed.
+
+    Raises:
+        TimeoutExpired: it was killed.
+        OSError: it could not be started.
+    """
+    pipe = subprocess.PIPE
+    # No `with`, which would wait without end for a child that hangs in a driver.
+    child = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, env=_child_env())
+    try:
+        out, err = child.communicate(model, timeout=deadline_s)
+    except BaseException:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_KILLED_S)
+        for end in (child.stdin, child.stdout, child.stderr):
+            with contextlib.suppress(OSError):
+                if end is not None:
+                    end.close()
+        raise
+    return subprocess.CompletedProcess(words, child.returncode, out, err)
+
+
 def _child_env() -> dict[str, str]:
+    # Native code of any origin is about to run there, and has no use for the broker's password.
+    kept = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
     # The child must find the package where this process did, installed or not.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _answer(done: subprocess.CompletedProcess[bytes]) -> tuple[bool, str]:
@@ -110,6 +145,23 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def tie_to_parent(parent: int, alarm_s: int) -> None:
+    """Have the kernel end this process with its parent, or after so many seconds: native code may hang for ever.
+
+    Args:
+        parent: process id of the one that asks.
+        alarm_s: a little longer than the parent waits.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.alarm(alarm_s)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have gone before the kernel was asked.
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def main(runtime: str, delegate: tuple[str, Mapping[str, str]] | None = None) -> None:

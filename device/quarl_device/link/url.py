@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from quarl_device.errors import UsageError
 from quarl_device.files import read_capped
+from quarl_device.names import PASSWORD_VARIABLE
 
-PASSWORD_VARIABLE = "QUARL_MQTT_PASSWORD"  # noqa: S105  the name of a variable
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 _FORM = "mqtt[s]://[user@]host[:port]"
 _MAX_PASSWORD_BYTES = 4096

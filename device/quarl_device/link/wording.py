@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 
 from quarl_device.errors import BrokerNotTrusted, BrokerRefused, CertificateRefused
-from quarl_device.link.url import PASSWORD_VARIABLE
+from quarl_device.names import PASSWORD_VARIABLE
 
 _BAD_CLIENT_ID, _BAD_LOGIN, _NOT_ALLOWED = 133, 134, 135
 _WAYS = f"{PASSWORD_VARIABLE} or --password-file"
