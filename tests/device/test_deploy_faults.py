@@ -8,6 +8,7 @@ import itertools
 import shutil
 import threading
 
+import numpy as np
 import pytest
 from deploy_factory import (
     ACROBOT,
@@ -32,7 +33,7 @@ from quarl_device.deploy.machine import Event, Kind, Phase, Rules
 from quarl_device.deploy.notes import read_notes, write_notes
 from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import StateUnwritable
+from quarl_device.errors import EnvironmentMisbehaved, StateUnwritable
 
 ONE, TWO, THREE = signed(1), signed(2), signed(3)
 
@@ -296,6 +297,55 @@ def test_a_settled_policy_that_fails_gives_its_slot_to_the_previous_one(tmp_path
     assert (board.acting, board.phase) == (digest(ONE), Phase.PARKED)
     assert slots.read(Slot.CURRENT) == ONE
     assert Board(tmp_path).live(episodes=1).phase is Phase.SETTLED
+
+
+def two_good(state):
+    """A board on version 2, with version 1 behind it."""
+    slots = settled(state)
+    slots.offer(TWO)
+    assert Board(state).live().acting == digest(TWO)
+    return slots
+
+
+def gives_once(board, given):
+    """Let the board's environment give this at its third step."""
+    step, steps = board._world.step, itertools.count(1)
+
+    def changed(action):
+        observation, *others = step(action)
+        return (given if next(steps) == 3 else observation, *others)
+
+    board._world.step = changed
+
+
+@pytest.mark.parametrize(
+    "given",
+    [np.zeros(3, np.float32), np.zeros(1, np.float32), None, "no array", {}, np.full(4, 1e300), np.full(4, np.nan)],
+    ids=["shape", "broadcast", "none", "string", "dict", "float64", "nan"],
+)
+def test_one_malformed_observation_costs_no_policy(tmp_path, given):
+    slots = two_good(tmp_path)
+    board = Board(tmp_path, safe=(1,))
+    gives_once(board, given)
+    board.live(episodes=1)
+    assert (board.phase, board.acting, board.fault) == (Phase.SETTLED, digest(TWO), None)
+    assert board._snapshot().counters.bad_observations == 1
+    blind = Board(tmp_path)
+    gives_once(blind, given)
+    with pytest.raises(EnvironmentMisbehaved, match="does not fit its space"):
+        blind.live(episodes=1)
+    assert (slots.read(Slot.CURRENT), slots.read(Slot.PREVIOUS)) == (TWO, ONE)
+
+
+def test_an_observation_that_two_policies_fail_on_is_the_environments_fault(tmp_path):
+    slots = two_good(tmp_path)
+    board = Board(tmp_path, safe=(1,))
+    gives_once(board, np.zeros(3, np.float32))
+    board._finite = lambda _: True
+    board.live(episodes=1)
+    assert (board.phase, board.acting) == (Phase.PARKED, digest(ONE))
+    assert (board._steps, board._snapshot().counters.bad_observations) == (8, 1)
+    assert slots.read(Slot.CURRENT) == ONE
 
 
 def test_a_hang_in_the_self_test_ends_in_time_and_the_late_answer_changes_nothing(tmp_path, monkeypatch):

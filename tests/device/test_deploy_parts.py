@@ -301,6 +301,33 @@ def test_observations_that_are_no_numbers():
     assert make_finite(images)(np.zeros((2, 2), np.uint8))
     both = make_finite(gymnasium.spaces.Dict({"a": box, "b": images}))
     assert not both({"a": bad, "b": np.zeros((2, 2), np.uint8)})
+    assert both({"a": np.zeros(2, np.float32), "b": np.zeros((2, 2), np.uint8)})
+
+
+MALFORMED = [
+    np.zeros(3, np.float32), np.zeros(1, np.float32), np.float32(0), np.zeros((1, 4), np.float32), None, "abcd",
+    ["a", "b", "c", "d"], [[0.0], [0.0, 1.0]], {}, {"x": np.zeros(4)}, np.array([0, 0, 0, 1e39]), np.full(4, -np.inf),
+    np.zeros(4, complex), np.array([None] * 4), np.array(["0"] * 4), np.full(4, "2020-01-01", "datetime64[s]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("observation", MALFORMED, ids=[str(number) for number in range(len(MALFORMED))])
+def test_observations_that_are_none_of_their_space(observation):
+    box = gymnasium.spaces.Box(-np.inf, np.inf, (4,))
+    assert not make_finite(box)(observation)
+    named = make_finite(gymnasium.spaces.Dict({"a": box, "b": box}))
+    assert not named({"a": np.zeros(4, np.float32), "b": observation})
+    assert not named({"a": np.zeros(4, np.float32)})
+    assert not named(observation)
+
+
+def test_observations_that_a_policy_can_act_on_in_other_clothes():
+    box = make_finite(gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64))
+    for seen in (np.zeros(4), np.ones(4, np.int64), [0.0, 1.0, 2.0, 3.0], np.full(4, 3e38), np.zeros(4, np.float16)):
+        assert box(seen)
+    images = make_finite(gymnasium.spaces.Box(0, 255, (2, 2), np.uint8))
+    assert images(np.zeros((2, 2), np.int64))
+    assert not images(np.full((2, 2), np.nan))
 
 
 NOTES = Notes(

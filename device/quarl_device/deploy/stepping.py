@@ -98,22 +98,27 @@ class Stepping(ABC):
     def _choose(self, observation: Any) -> Any:
         """Return the action for an observation, `None` if nothing may act."""
         if not self._finite(observation):
-            return self._blind()
+            return self._blind("that does not fit its space: NaN or Inf, another shape or kind, or a key missing")
+        has_failed = False
         while self._act is not None:
             try:
                 return self._act(observation)
             # Whatever a runtime raises: the next one acts on this very observation.
             except Exception as error:
                 self._busy.since_s = 0.0
+                if has_failed:
+                    # Not two policies in one step: should this one fail at the next observation too, it is dropped.
+                    return self._blind(f"that two policies failed on: {type(error).__name__}: {first_line(error)}")
+                has_failed = True
                 self._fail(error)
         return None
 
-    def _blind(self) -> Any:
+    def _blind(self, why: str) -> Any:
         """Return the safe action for an observation that no policy can be blamed for."""
         self._tally.bad_observations += 1
         if self._guard.safe_action is None:
             raise EnvironmentMisbehaved(
-                f"environment {self._config.env.env_id!r} gave an observation with NaN or Inf at step {self._steps:,}",
+                f"environment {self._config.env.env_id!r} gave an observation at step {self._steps:,} {why}",
                 hint="--safe-action is what such a step gets",
             )
         return self._safe()
