@@ -422,6 +422,43 @@ def test_a_clean_end_on_probation_is_no_failure(tmp_path):
     assert (board.phase, board.acting) == (Phase.SETTLED, digest(TWO))
 
 
+def raises_from(board, step):
+    """Let the board's environment raise from this step on, as at actions that it does not bear."""
+    real, steps = board._world.step, itertools.count(1)
+
+    def checked(action):
+        if next(steps) >= step:
+            raise ValueError("no such action")
+        return real(action)
+
+    board._world.step = checked
+
+
+def test_a_trial_at_whose_actions_the_environment_raises_is_rejected_at_the_next_start(tmp_path):
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    long = dataclasses.replace(Board(tmp_path)._config.probation, episodes=99)
+    assert Board(tmp_path, probation=long).live(episodes=2).phase is Phase.PROBATION
+    board = Board(tmp_path, probation=long)
+    raises_from(board, 5)
+    with pytest.raises(EnvironmentMisbehaved):
+        board.run()
+    assert not read_notes(slots.notes_path)[0].clean
+    after = Board(tmp_path).live(episodes=1)
+    assert (after.acting, after.fault.digest) == (digest(ONE), digest(TWO))
+    assert slots.read(Slot.REFUSED) == TWO
+
+
+def test_an_environment_that_raises_is_an_orderly_end_of_a_settled_policy(tmp_path):
+    slots = settled(tmp_path)
+    board = Board(tmp_path)
+    raises_from(board, 5)
+    with pytest.raises(EnvironmentMisbehaved):
+        board.run()
+    notes = read_notes(slots.notes_path)[0]
+    assert (notes.clean, notes.starts) == (True, 0)
+
+
 def test_a_first_policy_that_crashes_is_tried_a_few_times_for_want_of_a_better_one(tmp_path):
     slots = Slots(tmp_path)
     slots.make()

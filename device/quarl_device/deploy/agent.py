@@ -89,6 +89,7 @@ class DeployAgent(Stepping):
             EnvironmentMisbehaved: the environment raised, or gave NaN and there is no safe action.
         """
         ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
+        raised = False
         try:
             self._boot()
             ticker.start()
@@ -100,10 +101,10 @@ class DeployAgent(Stepping):
                 elif not self._reason:
                     self._play()
         except Exception as error:
-            self._reason = one_line(f"error: {error}", max_length=200)
+            self._reason, raised = one_line(f"error: {error}", max_length=200), True
             raise
         finally:
-            self._leave(ticker)
+            self._leave(ticker, raised=raised)
         return self._summary()
 
     # -- start and end
@@ -143,15 +144,18 @@ class DeployAgent(Stepping):
             self._changed.wait(TICK_S)
             self._attend()
 
-    def _leave(self, ticker: threading.Thread) -> None:
+    def _leave(self, ticker: threading.Thread, *, raised: bool) -> None:
         self._reason = self._reason or "stopped"
         self._changed.set()
         if ticker.is_alive():
             ticker.join(_LEAVE_S)
         self._worker.close(timeout_s=_LEAVE_S)
         self._attend()  # a slot may have been written meanwhile
-        # An error of the environment or of a person is an orderly end: no policy is suspected of it.
-        self._write(replace(self._snapshot(), clean=True, starts=0))
+        # An error of the environment is an orderly end, for which no settled policy is suspected. One on probation is:
+        # its actions may be what the environment raises at, and begun anew at each start it would do so for ever.
+        suspected = raised and self._state.phase in (Phase.PROBATION, Phase.SETTLING)
+        notes = self._snapshot()
+        self._write(notes if suspected else replace(notes, clean=True, starts=0))
         self._world.close()
         self._slots.release()
 
