@@ -22,7 +22,7 @@ from quarl_device.deploy.signed import SignedPolicy, load_signed
 from quarl_device.errors import PolicyFailed
 from quarl_device.evaluate import greedy_choice
 from quarl_device.policy import Policy
-from quarl_device.runtime import LoadedModel, PolicyRuntime
+from quarl_device.runtime import LoadedModel, PolicyRuntime, reaches_edge_tpu
 
 Array = NDArray[Any]
 Act = Callable[[Any], Any]
@@ -65,10 +65,10 @@ class _WatchedModel:
 
 
 class _WatchedRuntime:
-    """A runtime whose models are watched."""
+    """A runtime whose models are watched; it takes compiled files where the one below does."""
 
     def __init__(self, runtime: PolicyRuntime, watch: FiniteWatch) -> None:
-        self.name, self.version = runtime.name, runtime.version
+        self.name, self.version, self.edge_tpu = runtime.name, runtime.version, reaches_edge_tpu(runtime)
         self._runtime, self._watch = runtime, watch
 
     def load(
