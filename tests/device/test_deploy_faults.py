@@ -614,3 +614,20 @@ def test_two_agents_on_one_directory(tmp_path):
     assert not second.in_use()
     second.take()
     second.release()
+
+
+def test_the_ticker_goes_on_after_any_error(tmp_path, monkeypatch, caplog):
+    settled(tmp_path)
+    board, looks = Board(tmp_path).live(episodes=1), []
+
+    def look(now_s):
+        looks.append(now_s)
+        if len(looks) == 3:
+            board.stop("enough")
+        raise RuntimeError("nobody thought of that")
+
+    monkeypatch.setattr(board, "_look_around", look)
+    monkeypatch.setattr("quarl_device.deploy.agent.TICK_S", 0.0)
+    board._tick()
+    assert len(looks) == 3
+    assert caplog.text.count("told once") == 1

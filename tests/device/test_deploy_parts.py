@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quarl_device.contract import ActionSpec
 from quarl_device.deploy.acting import Busy, Loaded, make_act, make_finite
+from quarl_device.deploy.candidates import guarded
 from quarl_device.deploy.grid import Grid
 from quarl_device.deploy.limits import Guard, Wishes, guard_of, make_wishes, read_limits
 from quarl_device.deploy.machine import Fault, Phase
@@ -19,6 +20,7 @@ from quarl_device.deploy.notes import Counters, Notes, believable_unix_s, decode
 from quarl_device.deploy.probation import Probation, ProbationRules
 from quarl_device.deploy.signed import load_signed, open_signed, read_signed, sign_policy
 from quarl_device.deploy.slots import Slot, Slots
+from quarl_device.deploy.worker import Worker
 from quarl_device.errors import (
     BadSignature,
     ContractError,
@@ -412,3 +414,54 @@ def test_what_a_kill_leaves_between_two_renames_is_mended(tmp_path):
     slots.path(Slot.READY).write_bytes(b"ready")
     slots.recover()
     assert slots.read(Slot.INCOMING) == b"ready"
+
+
+@pytest.mark.parametrize(("number", "there"), [(2, False), (20, False), (5, True), (13, True), (117, True)])
+def test_whatever_a_disk_says_but_not_found_a_slot_is_there(tmp_path, monkeypatch, number, there):
+    import pathlib
+
+    def damaged(*_, **__):
+        raise OSError(number, "damaged")
+
+    slots = Slots(tmp_path)
+    slots.make()
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "stat", damaged)
+        assert slots.there(Slot.CURRENT) is there
+
+
+def test_a_disk_that_refuses_to_unlink_does_not_hide_why_it_refused_to_write(tmp_path, monkeypatch):
+    import os
+    import pathlib
+
+    def refuses(number, text):
+        def refuse(*_, **__):
+            raise OSError(number, text)
+
+        return refuse
+
+    slots = Slots(tmp_path)
+    slots.make()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuses(28, "No space left on device"))
+        patch.setattr(pathlib.Path, "unlink", refuses(30, "Read-only file system"))
+        with pytest.raises(StateUnwritable, match="No space"):
+            slots.offer(signed(1))
+
+
+def test_disk_work_that_raises_anything_is_a_fault(caplog):
+    def damaged():
+        raise OSError(117, "Structure needs cleaning")
+
+    assert "Structure needs cleaning" in guarded(damaged).message
+    assert caplog.text.count("Structure needs cleaning") == 1
+    assert guarded(lambda: None) is None
+
+
+def test_the_worker_goes_on_after_a_job_that_raises(caplog):
+    worker, done = Worker(), []
+    for job in (lambda: 1 / 0, lambda: {}["x"], lambda: done.append(1)):
+        worker.do(job)
+    worker.close(timeout_s=5.0)
+    assert done == [1]
+    assert caplog.text.count("told once") == 1

@@ -23,7 +23,7 @@ from quarl_device.deploy.config import DeployConfig, DeploySummary, OnChange, Re
 from quarl_device.deploy.machine import Decision, Deployment, Do, Event, Fault, Kind, Phase, Rules, handle
 from quarl_device.deploy.notes import Notes, believable_unix_s, read_notes, write_notes
 from quarl_device.deploy.probation import Probation
-from quarl_device.deploy.slots import Slot, Slots
+from quarl_device.deploy.slots import Slot, Slots, is_there
 from quarl_device.deploy.stepping import TICK_S, Stepping
 from quarl_device.deploy.worker import Worker
 from quarl_device.environments import first_line
@@ -112,7 +112,7 @@ class DeployAgent(Stepping):
     def _boot(self) -> None:
         """Find out from the slots what may act."""
         notes, why_none = read_notes(self._slots.notes_path)
-        if why_none and self._slots.notes_path.exists():
+        if why_none and is_there(self._slots.notes_path):
             _LOG.warning("%s: the slots themselves say what is there", why_none)
         guarded(self._slots.recover)
         if notes.clean:
@@ -348,15 +348,25 @@ class DeployAgent(Stepping):
     # -- ticker and notes
 
     def _tick(self) -> None:
+        told = False
         while not self._reason:
-            now_s, since_s = time.monotonic(), self._busy.since_s
-            if since_s and now_s - since_s > self._config.hang_s:
-                self._die_of_a_hang(now_s - since_s)
-            takes = now_s >= self._no_offer_before_s and self._state.phase in _TAKES_OFFERS
-            if takes and self._slots.there(Slot.INCOMING):
-                self._post(Event(kind=Kind.OFFERED, now_s=now_s))
-            self._post(Event(kind=Kind.TICK, now_s=now_s))
+            try:
+                self._look_around(time.monotonic())
+            # Without this thread no hang would be seen, and no deadline would pass.
+            except Exception:
+                if not told:
+                    _LOG.exception("the ticker goes on after an error that nobody foresaw, told once")
+                told = True
             time.sleep(TICK_S)
+
+    def _look_around(self, now_s: float) -> None:
+        since_s = self._busy.since_s
+        if since_s and now_s - since_s > self._config.hang_s:
+            self._die_of_a_hang(now_s - since_s)
+        self._post(Event(kind=Kind.TICK, now_s=now_s))
+        takes = now_s >= self._no_offer_before_s and self._state.phase in _TAKES_OFFERS
+        if takes and self._slots.there(Slot.INCOMING):
+            self._post(Event(kind=Kind.OFFERED, now_s=now_s))
 
     def _die_of_a_hang(self, hung_s: float) -> None:
         """End this process: a call that does not return can be left in no other way; the next start falls back."""

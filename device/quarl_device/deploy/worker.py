@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
 Job = Callable[[], object]
+_LOG = logging.getLogger(__name__)
 
 
 class Worker:
@@ -40,5 +42,12 @@ class Worker:
 
 
 def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
+    told = False
     while (job := jobs.get()) is not None:
-        job()
+        try:
+            job()
+        # The jobs behind it are to be done all the same.
+        except Exception:
+            if not told:
+                _LOG.exception("the worker goes on after an error that nobody foresaw, told once")
+            told = True
