@@ -631,3 +631,42 @@ def test_the_ticker_goes_on_after_any_error(tmp_path, monkeypatch, caplog):
     board._tick()
     assert len(looks) == 3
     assert caplog.text.count("told once") == 1
+
+
+def test_a_trial_that_is_the_previous_policy_too_is_rejected_and_stays_ready_as_that(tmp_path):
+    slots = two_good(tmp_path)
+    board = Board(tmp_path).live(episodes=1)
+    slots.offer(ONE, allow_older=True)
+    board._happen(Kind.OFFERED)
+    board._attend()
+    board._happen(Kind.BOUNDARY)
+    assert (board.phase, board.acting) == (Phase.PROBATION, digest(ONE))
+    board._fail(RuntimeError("it is sick"))
+    assert (board.phase, board.acting, board._state.good) == (Phase.SETTLED, digest(TWO), (digest(TWO), digest(ONE)))
+    board._fail(RuntimeError("this one too"))
+    assert (board.phase, board.acting) == (Phase.PARKED, digest(ONE))
+    assert board._act not in (None, board._safe)
+
+
+@pytest.mark.parametrize("safe", [(), (0,)])
+def test_a_policy_that_is_to_act_and_is_not_loaded_has_failed(tmp_path, safe):
+    two_good(tmp_path)
+    board = Board(tmp_path, safe=safe).live(episodes=1)
+    del board._candidates.loaded[digest(TWO)]
+    board._let_act(digest(TWO))
+    board._attend()
+    assert (board.phase, board.acting) == (Phase.PARKED, digest(ONE))
+    assert (board.fault.code, board.fault.digest) == (55, digest(TWO))
+    assert board._act is not None
+
+
+def test_a_trial_that_does_not_load_at_a_start_fails_alone(tmp_path, monkeypatch):
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    long = dataclasses.replace(Board(tmp_path)._config.probation, episodes=99)
+    assert Board(tmp_path, probation=long).live(episodes=2).phase is Phase.PROBATION
+    board = Board(tmp_path)
+    monkeypatch.setattr(board._candidates, "load_trial", lambda: 1 / 0)
+    board.live(episodes=1)
+    assert (board.phase, board.acting) == (Phase.SETTLED, digest(ONE))
+    assert "ZeroDivisionError" in board.fault.message

@@ -194,7 +194,10 @@ class DeployAgent(Stepping):
         self._raised = False
         self._changed.clear()
         while self._events:
-            self._handle(self._events.popleft())
+            event = self._events.popleft()
+            late = event.kind is Kind.FAILED and event.fault is not None and event.fault.digest != self._state.acting
+            if not late:  # else what failed has been replaced since
+                self._handle(event)
         probation = self._probation
         if probation is not None and probation.passed and self._state.phase is Phase.PROBATION:
             self._happen(Kind.PASSED)
@@ -288,7 +291,7 @@ class DeployAgent(Stepping):
             self._worker.do(partial(guarded, slots.refuse))
         else:
             self._worker.do(partial(guarded, partial(slots.reject if do is Do.REJECT else slots.drop, digest)))
-            if digest != self._state.acting:
+            if digest not in (self._state.acting, *self._state.good):
                 self._candidates.loaded.pop(digest, None)
 
     def _let_act(self, digest: str) -> None:
@@ -298,6 +301,9 @@ class DeployAgent(Stepping):
         self._probation = Probation(self._config.probation) if on_probation else None
         if loaded is None:
             self._act = None if self._guard.safe_action is None else self._safe
+            if digest:
+                fault = Fault(code=PolicyFailed.code, message="a policy that is not loaded was to act", digest=digest)
+                self._post(Event(kind=Kind.FAILED, now_s=time.monotonic(), fault=fault))
             return
         if digest != self._acted:
             loaded.policy.begin_episode()
