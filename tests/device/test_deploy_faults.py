@@ -670,3 +670,21 @@ def test_a_trial_that_does_not_load_at_a_start_fails_alone(tmp_path, monkeypatch
     board.live(episodes=1)
     assert (board.phase, board.acting) == (Phase.SETTLED, digest(ONE))
     assert "ZeroDivisionError" in board.fault.message
+
+
+def test_a_start_that_cannot_be_noted_acts_with_current_and_not_with_the_trial(tmp_path, monkeypatch):
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    long = dataclasses.replace(Board(tmp_path)._config.probation, episodes=99)
+    assert Board(tmp_path, probation=long).live(episodes=2).phase is Phase.PROBATION
+    assert read_notes(slots.notes_path)[0].clean
+
+    def read_only(*_, **__):
+        raise StateUnwritable("read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quarl_device.deploy.agent.write_notes", read_only)
+        patch.setattr(FaultySlots, "_move", read_only)
+        for _ in range(3):
+            board = Board(tmp_path, probation=long).live(episodes=1)
+            assert (board.phase, board.acting) == (Phase.SETTLED, digest(ONE))

@@ -119,7 +119,10 @@ class DeployAgent(Stepping):
             guarded(self._slots.examine_again)
         self._notes = replace(notes, env_id=self._config.env.env_id[:128])
         # Before anything is loaded that may end this process.
-        self._write(replace(self._notes, clean=False, starts=1 if notes.clean else notes.starts + 1))
+        fresh = replace(self._notes, clean=False, starts=1 if notes.clean else notes.starts + 1)
+        if not self._write(fresh):
+            # A disk that takes no notes would say at every start that the last one had ended cleanly.
+            notes = replace(notes, clean=False)
         found = self._candidates.look(notes, self._rules)
         booted = boot(found, self._rules, now_s=time.monotonic())
         self._state = booted.state
@@ -395,11 +398,14 @@ class DeployAgent(Stepping):
         )
         return replace(self._notes, phase=state.phase, acting=state.acting, fault=state.fault, counters=fresh)
 
-    def _write(self, notes: Notes) -> None:
+    def _write(self, notes: Notes) -> bool:
+        """Return whether the disk has taken the notes."""
         try:
             write_notes(self._slots.notes_path, notes)
         except StateUnwritable as error:
             _LOG.warning("%s", error)
+            return False
+        return True
 
 
 def _signed(loaded: Loaded | None) -> Any:
