@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import queue
+import threading
 
 import gymnasium
 import numpy as np
@@ -465,3 +467,45 @@ def test_the_worker_goes_on_after_a_job_that_raises(caplog):
     worker.close(timeout_s=5.0)
     assert done == [1]
     assert caplog.text.count("told once") == 1
+
+
+def test_what_waits_behind_a_job_that_hangs_is_done_by_another_thread():
+    worker, done = Worker(), []
+    began, released, last = threading.Event(), threading.Event(), threading.Event()
+
+    def hang():
+        began.set()
+        released.wait(5.0)
+        done.append("late")
+
+    hung = worker._thread
+    for job in (hang, lambda: done.append(1), lambda: done.append(2)):
+        worker.do(job)
+    assert began.wait(5.0)
+    worker.abandon()
+    worker.do(last.set)
+    assert last.wait(5.0)
+    assert done == [1, 2]
+    released.set()
+    hung.join(5.0)
+    assert not hung.is_alive()
+    worker.close(timeout_s=5.0)
+    assert not worker._thread.is_alive()
+    assert done == [1, 2, "late"]
+
+
+def test_a_job_that_another_thread_takes_first_is_not_waited_for():
+    class Raced(queue.SimpleQueue):
+        """Says that a job waits, which is gone when it is asked for."""
+
+        def empty(self):
+            return False
+
+    worker = Worker()
+    worker.close(timeout_s=5.0)
+    worker._jobs = Raced()
+    abandoning = threading.Thread(target=worker.abandon, daemon=True)
+    abandoning.start()
+    abandoning.join(5.0)
+    assert not abandoning.is_alive()
+    worker.close(timeout_s=5.0)

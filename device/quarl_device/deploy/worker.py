@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -25,8 +26,10 @@ class Worker:
     def abandon(self) -> None:
         """Give up the job that is being done, which no thread can be made to end; what waits is done by another one."""
         abandoned, self._jobs = self._jobs, queue.SimpleQueue()
-        while not abandoned.empty():
-            self._jobs.put(abandoned.get())
+        # The job under way may end at this very moment, and its thread take one too: nothing here waits for another.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.put(abandoned.get_nowait())
         abandoned.put(None)
         self._thread = self._start()
 
