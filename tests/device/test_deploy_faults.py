@@ -688,3 +688,21 @@ def test_a_start_that_cannot_be_noted_acts_with_current_and_not_with_the_trial(t
         for _ in range(3):
             board = Board(tmp_path, probation=long).live(episodes=1)
             assert (board.phase, board.acting) == (Phase.SETTLED, digest(ONE))
+
+
+def test_where_the_only_good_policy_fails_the_one_that_waits_acts_within_the_step(tmp_path):
+    slots = settled(tmp_path)
+    board = Board(tmp_path).live(episodes=1)
+    slots.offer(TWO)
+    board._happen(Kind.OFFERED)
+    board._attend()
+    assert board.phase is Phase.WAITING
+
+    def fails(_):
+        raise RuntimeError("it is sick")
+
+    board._act = fails
+    assert board._choose(np.zeros(4, np.float32)) in (0, 1)
+    assert (board.phase, board.acting, board._state.good) == (Phase.PROBATION, digest(TWO), ())
+    assert slots.read(Slot.TRIAL) == TWO
+    assert not slots.there(Slot.CURRENT)
