@@ -706,3 +706,13 @@ def test_where_the_only_good_policy_fails_the_one_that_waits_acts_within_the_ste
     assert (board.phase, board.acting, board._state.good) == (Phase.PROBATION, digest(TWO), ())
     assert slots.read(Slot.TRIAL) == TWO
     assert not slots.there(Slot.CURRENT)
+
+
+def test_a_policy_that_never_acted_does_not_pass(tmp_path):
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    board = Board(tmp_path, safe=(0,))
+    board._finite = lambda _: False
+    board.live(episodes=6)
+    assert (board.phase, board.acting) == (Phase.PROBATION, digest(TWO))
+    assert slots.read(Slot.CURRENT) == ONE

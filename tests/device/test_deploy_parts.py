@@ -54,9 +54,10 @@ def test_a_probation_is_passed_by_steps_or_by_episodes():
     assert by_steps.passed
     by_episodes = probation(steps=99, episodes=2)
     by_episodes.step(**GOOD)
-    by_episodes.end_episode()
+    by_episodes.end_episode(1)
     assert not by_episodes.passed
-    by_episodes.end_episode()
+    by_episodes.step(**GOOD)
+    by_episodes.end_episode(1)
     assert by_episodes.passed
 
 
@@ -89,10 +90,24 @@ def test_without_a_budget_nothing_is_too_slow():
     assert watched.passed
 
 
+@pytest.mark.parametrize(("chosen", "steps"), [(0, 0), (0, 7), (6, 7), (1, 7)])
+def test_an_episode_in_which_it_has_not_chosen_every_step_does_not_count(chosen, steps):
+    watched = probation(episodes=1, steps=99)
+    for _ in range(3):
+        for _ in range(chosen):
+            watched.step(**GOOD)
+        watched.end_episode(steps)
+    assert (watched.episodes, watched.passed) == (0, False)
+    for _ in range(steps):
+        watched.step(**GOOD)
+    watched.end_episode(steps)
+    assert watched.passed is (steps > 0)
+
+
 def test_short_episodes_are_judged_at_their_end():
     watched = probation(budget_s=0.01, episodes=1)
     watched.step(**GOOD | {"took_s": 1.0})
-    watched.end_episode()
+    watched.end_episode(1)
     assert watched.failure
     assert not watched.passed
 

@@ -182,9 +182,9 @@ class DeployAgent(Stepping):
         if self._state.acting in self._candidates.loaded:
             self._candidates.loaded[self._state.acting].policy.begin_episode()
 
-    def _episode_ended(self) -> None:
+    def _episode_ended(self, steps: int) -> None:
         if self._probation is not None:
-            self._probation.end_episode()
+            self._probation.end_episode(steps)
             if self._probation.failure:
                 self._fail(PolicyFailed(self._probation.failure))
         if self._episodes == self._config.probation.episodes and self._state.phase in (Phase.SETTLED, Phase.PARKED):
