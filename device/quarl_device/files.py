@@ -110,7 +110,9 @@ def write_atomic(
         raise error(f"{what} cannot be written: {path}: {cause.strerror}") from cause
     finally:
         if temporary:
-            Path(temporary).unlink(missing_ok=True)
+            # A disk that refused the write may refuse this too, and the first error is the one to tell.
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink(missing_ok=True)
 
 
 def check_target(path: Path) -> None:

@@ -118,7 +118,7 @@ class Board(DeployAgent):
 
     def _write(self, notes):
         self.faults.step("before notes")
-        super()._write(notes)
+        return super()._write(notes)
 
     def live(self, *, episodes=6, clean=True):
         """Boot, take what is offered, play, and end; returns itself."""

@@ -5,12 +5,22 @@ import logging
 import signal
 import time
 
+import numpy as np
 import pytest
-from deploy_factory import ACROBOT, KEY, OTHER_KEY, RUNTIME, Board, settled, signed, wrong_golden
+from deploy_factory import ACROBOT, KEY, OTHER_KEY, RUNTIME, Board, digest, settled, signed, wrong_golden
+from stub_delegate import compiled_cartpole, stub_library
 
 from quarl_device import cli
+from quarl_device.delegate_spec import parse_delegate
+from quarl_device.deploy.machine import Phase
 from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.errors import EnvironmentMisbehaved
+from quarl_device.policy import Policy
+from quarl_device.policy_file import read_policy
+from quarl_device.runtime.delegated import DelegatedRuntime, ThreadedRuntime
+from quarl_device.runtime.litert import LiteRTRuntime
+from quarl_device.wire.exploration import Exploration
+from quarl_device.wire.push import PushHeader, encode_push
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +227,28 @@ def test_an_observation_that_is_no_number_is_never_the_policys_fault(tmp_path):
     blind._finite = lambda _: False
     with pytest.raises(EnvironmentMisbehaved, match="NaN or Inf"):
         blind.live(episodes=1)
+
+
+def compiled(runtime):
+    """A signed file that was compiled for the Edge TPU, with the answers that the stub gives."""
+    data = compiled_cartpole()
+    file = read_policy(data)
+    policy = Policy.load(file, runtime=runtime, self_test=False)
+    answers = [policy.model.infer(row[None])[0] for row in file.golden.observations["observation"]]
+    header = PushHeader(
+        epoch=0, version=1, env_steps=0, sha256=file.sha256, exploration=Exploration(kind="none", values=()),
+        golden_outputs={"q_values": np.array(answers, np.float32)}, lsb=file.golden.lsb,
+    )  # fmt: skip
+    return encode_push(header, data, KEY.sign)
+
+
+def test_a_compiled_file_is_activated_and_acts_through_the_delegate(tmp_path, asked, key):
+    delegate = f"edgetpu:usb={stub_library()}"
+    runtime = ThreadedRuntime(DelegatedRuntime(LiteRTRuntime(), parse_delegate(delegate)), 2)
+    model = stored(tmp_path, compiled(runtime))
+    code, said = asked("activate", model, "--learner-key", key)
+    assert code == 10
+    assert "--delegate edgetpu" in said["error"]["hint"]
+    assert asked("activate", model, "--delegate", delegate, "--delegate-required", "--threads", "2")[0] == 0
+    board = Board(tmp_path / "state", runtime=runtime).live()
+    assert (board.phase, board.acting) == (Phase.SETTLED, digest(model.read_bytes()))

@@ -8,6 +8,7 @@ import itertools
 import shutil
 import threading
 
+import numpy as np
 import pytest
 from deploy_factory import (
     ACROBOT,
@@ -32,7 +33,7 @@ from quarl_device.deploy.machine import Event, Kind, Phase, Rules
 from quarl_device.deploy.notes import read_notes, write_notes
 from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import StateUnwritable
+from quarl_device.errors import EnvironmentMisbehaved, StateUnwritable
 
 ONE, TWO, THREE = signed(1), signed(2), signed(3)
 
@@ -298,6 +299,55 @@ def test_a_settled_policy_that_fails_gives_its_slot_to_the_previous_one(tmp_path
     assert Board(tmp_path).live(episodes=1).phase is Phase.SETTLED
 
 
+def two_good(state):
+    """A board on version 2, with version 1 behind it."""
+    slots = settled(state)
+    slots.offer(TWO)
+    assert Board(state).live().acting == digest(TWO)
+    return slots
+
+
+def gives_once(board, given):
+    """Let the board's environment give this at its third step."""
+    step, steps = board._world.step, itertools.count(1)
+
+    def changed(action):
+        observation, *others = step(action)
+        return (given if next(steps) == 3 else observation, *others)
+
+    board._world.step = changed
+
+
+@pytest.mark.parametrize(
+    "given",
+    [np.zeros(3, np.float32), np.zeros(1, np.float32), None, "no array", {}, np.full(4, 1e300), np.full(4, np.nan)],
+    ids=["shape", "broadcast", "none", "string", "dict", "float64", "nan"],
+)
+def test_one_malformed_observation_costs_no_policy(tmp_path, given):
+    slots = two_good(tmp_path)
+    board = Board(tmp_path, safe=(1,))
+    gives_once(board, given)
+    board.live(episodes=1)
+    assert (board.phase, board.acting, board.fault) == (Phase.SETTLED, digest(TWO), None)
+    assert board._snapshot().counters.bad_observations == 1
+    blind = Board(tmp_path)
+    gives_once(blind, given)
+    with pytest.raises(EnvironmentMisbehaved, match="does not fit its space"):
+        blind.live(episodes=1)
+    assert (slots.read(Slot.CURRENT), slots.read(Slot.PREVIOUS)) == (TWO, ONE)
+
+
+def test_an_observation_that_two_policies_fail_on_is_the_environments_fault(tmp_path):
+    slots = two_good(tmp_path)
+    board = Board(tmp_path, safe=(1,))
+    gives_once(board, np.zeros(3, np.float32))
+    board._finite = lambda _: True
+    board.live(episodes=1)
+    assert (board.phase, board.acting) == (Phase.PARKED, digest(ONE))
+    assert (board._steps, board._snapshot().counters.bad_observations) == (8, 1)
+    assert slots.read(Slot.CURRENT) == ONE
+
+
 def test_a_hang_in_the_self_test_ends_in_time_and_the_late_answer_changes_nothing(tmp_path, monkeypatch):
     slots = settled(tmp_path)
     board = Board(tmp_path, rules=Rules(work_s=5.0))
@@ -370,6 +420,43 @@ def test_a_clean_end_on_probation_is_no_failure(tmp_path):
     assert Board(tmp_path, probation=long).live(episodes=2).phase is Phase.PROBATION
     board = Board(tmp_path).live()
     assert (board.phase, board.acting) == (Phase.SETTLED, digest(TWO))
+
+
+def raises_from(board, step):
+    """Let the board's environment raise from this step on, as at actions that it does not bear."""
+    real, steps = board._world.step, itertools.count(1)
+
+    def checked(action):
+        if next(steps) >= step:
+            raise ValueError("no such action")
+        return real(action)
+
+    board._world.step = checked
+
+
+def test_a_trial_at_whose_actions_the_environment_raises_is_rejected_at_the_next_start(tmp_path):
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    long = dataclasses.replace(Board(tmp_path)._config.probation, episodes=99)
+    assert Board(tmp_path, probation=long).live(episodes=2).phase is Phase.PROBATION
+    board = Board(tmp_path, probation=long)
+    raises_from(board, 5)
+    with pytest.raises(EnvironmentMisbehaved):
+        board.run()
+    assert not read_notes(slots.notes_path)[0].clean
+    after = Board(tmp_path).live(episodes=1)
+    assert (after.acting, after.fault.digest) == (digest(ONE), digest(TWO))
+    assert slots.read(Slot.REFUSED) == TWO
+
+
+def test_an_environment_that_raises_is_an_orderly_end_of_a_settled_policy(tmp_path):
+    slots = settled(tmp_path)
+    board = Board(tmp_path)
+    raises_from(board, 5)
+    with pytest.raises(EnvironmentMisbehaved):
+        board.run()
+    notes = read_notes(slots.notes_path)[0]
+    assert (notes.clean, notes.starts) == (True, 0)
 
 
 def test_a_first_policy_that_crashes_is_tried_a_few_times_for_want_of_a_better_one(tmp_path):
@@ -527,3 +614,105 @@ def test_two_agents_on_one_directory(tmp_path):
     assert not second.in_use()
     second.take()
     second.release()
+
+
+def test_the_ticker_goes_on_after_any_error(tmp_path, monkeypatch, caplog):
+    settled(tmp_path)
+    board, looks = Board(tmp_path).live(episodes=1), []
+
+    def look(now_s):
+        looks.append(now_s)
+        if len(looks) == 3:
+            board.stop("enough")
+        raise RuntimeError("nobody thought of that")
+
+    monkeypatch.setattr(board, "_look_around", look)
+    monkeypatch.setattr("quarl_device.deploy.agent.TICK_S", 0.0)
+    board._tick()
+    assert len(looks) == 3
+    assert caplog.text.count("told once") == 1
+
+
+def test_a_trial_that_is_the_previous_policy_too_is_rejected_and_stays_ready_as_that(tmp_path):
+    slots = two_good(tmp_path)
+    board = Board(tmp_path).live(episodes=1)
+    slots.offer(ONE, allow_older=True)
+    board._happen(Kind.OFFERED)
+    board._attend()
+    board._happen(Kind.BOUNDARY)
+    assert (board.phase, board.acting) == (Phase.PROBATION, digest(ONE))
+    board._fail(RuntimeError("it is sick"))
+    assert (board.phase, board.acting, board._state.good) == (Phase.SETTLED, digest(TWO), (digest(TWO), digest(ONE)))
+    board._fail(RuntimeError("this one too"))
+    assert (board.phase, board.acting) == (Phase.PARKED, digest(ONE))
+    assert board._act not in (None, board._safe)
+
+
+@pytest.mark.parametrize("safe", [(), (0,)])
+def test_a_policy_that_is_to_act_and_is_not_loaded_has_failed(tmp_path, safe):
+    two_good(tmp_path)
+    board = Board(tmp_path, safe=safe).live(episodes=1)
+    del board._candidates.loaded[digest(TWO)]
+    board._let_act(digest(TWO))
+    board._attend()
+    assert (board.phase, board.acting) == (Phase.PARKED, digest(ONE))
+    assert (board.fault.code, board.fault.digest) == (55, digest(TWO))
+    assert board._act is not None
+
+
+def test_a_trial_that_does_not_load_at_a_start_fails_alone(tmp_path, monkeypatch):
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    long = dataclasses.replace(Board(tmp_path)._config.probation, episodes=99)
+    assert Board(tmp_path, probation=long).live(episodes=2).phase is Phase.PROBATION
+    board = Board(tmp_path)
+    monkeypatch.setattr(board._candidates, "load_trial", lambda: 1 / 0)
+    board.live(episodes=1)
+    assert (board.phase, board.acting) == (Phase.SETTLED, digest(ONE))
+    assert "ZeroDivisionError" in board.fault.message
+
+
+def test_a_start_that_cannot_be_noted_acts_with_current_and_not_with_the_trial(tmp_path, monkeypatch):
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    long = dataclasses.replace(Board(tmp_path)._config.probation, episodes=99)
+    assert Board(tmp_path, probation=long).live(episodes=2).phase is Phase.PROBATION
+    assert read_notes(slots.notes_path)[0].clean
+
+    def read_only(*_, **__):
+        raise StateUnwritable("read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quarl_device.deploy.agent.write_notes", read_only)
+        patch.setattr(FaultySlots, "_move", read_only)
+        for _ in range(3):
+            board = Board(tmp_path, probation=long).live(episodes=1)
+            assert (board.phase, board.acting) == (Phase.SETTLED, digest(ONE))
+
+
+def test_where_the_only_good_policy_fails_the_one_that_waits_acts_within_the_step(tmp_path):
+    slots = settled(tmp_path)
+    board = Board(tmp_path).live(episodes=1)
+    slots.offer(TWO)
+    board._happen(Kind.OFFERED)
+    board._attend()
+    assert board.phase is Phase.WAITING
+
+    def fails(_):
+        raise RuntimeError("it is sick")
+
+    board._act = fails
+    assert board._choose(np.zeros(4, np.float32)) in (0, 1)
+    assert (board.phase, board.acting, board._state.good) == (Phase.PROBATION, digest(TWO), ())
+    assert slots.read(Slot.TRIAL) == TWO
+    assert not slots.there(Slot.CURRENT)
+
+
+def test_a_policy_that_never_acted_does_not_pass(tmp_path):
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    board = Board(tmp_path, safe=(0,))
+    board._finite = lambda _: False
+    board.live(episodes=6)
+    assert (board.phase, board.acting) == (Phase.PROBATION, digest(TWO))
+    assert slots.read(Slot.CURRENT) == ONE

@@ -124,6 +124,14 @@ def test_where_nothing_acts_nobody_is_waited_for():
     assert (after.phase, after.acting) == (Phase.PROBATION, C)
 
 
+def test_a_candidate_that_waits_begins_at_once_where_nothing_good_is_left():
+    after, decisions = handle(state(Phase.WAITING, good=(A,)), event(Kind.FAILED), RULES)
+    assert (after.phase, after.acting, after.good, after.parked) == (Phase.PROBATION, C, (), False)
+    assert [(each.do, each.digest) for each in decisions] == [(Do.BEGIN, C), (Do.ACT, C), (Do.DROP, A)]
+    assert decisions[0].ticket == after.ticket == 8
+    assert after.fault == FAULT
+
+
 def test_the_last_fault_stays_until_there_is_another():
     after, _ = handle(state(Phase.PROBATION), event(Kind.FAILED), RULES)
     assert after.fault == FAULT

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import queue
+import threading
 
 import gymnasium
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from quarl_device.contract import ActionSpec
 from quarl_device.deploy.acting import Busy, Loaded, make_act, make_finite
+from quarl_device.deploy.candidates import guarded
 from quarl_device.deploy.grid import Grid
 from quarl_device.deploy.limits import Guard, Wishes, guard_of, make_wishes, read_limits
 from quarl_device.deploy.machine import Fault, Phase
@@ -19,6 +22,7 @@ from quarl_device.deploy.notes import Counters, Notes, believable_unix_s, decode
 from quarl_device.deploy.probation import Probation, ProbationRules
 from quarl_device.deploy.signed import load_signed, open_signed, read_signed, sign_policy
 from quarl_device.deploy.slots import Slot, Slots
+from quarl_device.deploy.worker import Worker
 from quarl_device.errors import (
     BadSignature,
     ContractError,
@@ -50,9 +54,10 @@ def test_a_probation_is_passed_by_steps_or_by_episodes():
     assert by_steps.passed
     by_episodes = probation(steps=99, episodes=2)
     by_episodes.step(**GOOD)
-    by_episodes.end_episode()
+    by_episodes.end_episode(1)
     assert not by_episodes.passed
-    by_episodes.end_episode()
+    by_episodes.step(**GOOD)
+    by_episodes.end_episode(1)
     assert by_episodes.passed
 
 
@@ -85,10 +90,24 @@ def test_without_a_budget_nothing_is_too_slow():
     assert watched.passed
 
 
+@pytest.mark.parametrize(("chosen", "steps"), [(0, 0), (0, 7), (6, 7), (1, 7)])
+def test_an_episode_in_which_it_has_not_chosen_every_step_does_not_count(chosen, steps):
+    watched = probation(episodes=1, steps=99)
+    for _ in range(3):
+        for _ in range(chosen):
+            watched.step(**GOOD)
+        watched.end_episode(steps)
+    assert (watched.episodes, watched.passed) == (0, False)
+    for _ in range(steps):
+        watched.step(**GOOD)
+    watched.end_episode(steps)
+    assert watched.passed is (steps > 0)
+
+
 def test_short_episodes_are_judged_at_their_end():
     watched = probation(budget_s=0.01, episodes=1)
     watched.step(**GOOD | {"took_s": 1.0})
-    watched.end_episode()
+    watched.end_episode(1)
     assert watched.failure
     assert not watched.passed
 
@@ -301,6 +320,33 @@ def test_observations_that_are_no_numbers():
     assert make_finite(images)(np.zeros((2, 2), np.uint8))
     both = make_finite(gymnasium.spaces.Dict({"a": box, "b": images}))
     assert not both({"a": bad, "b": np.zeros((2, 2), np.uint8)})
+    assert both({"a": np.zeros(2, np.float32), "b": np.zeros((2, 2), np.uint8)})
+
+
+MALFORMED = [
+    np.zeros(3, np.float32), np.zeros(1, np.float32), np.float32(0), np.zeros((1, 4), np.float32), None, "abcd",
+    ["a", "b", "c", "d"], [[0.0], [0.0, 1.0]], {}, {"x": np.zeros(4)}, np.array([0, 0, 0, 1e39]), np.full(4, -np.inf),
+    np.zeros(4, complex), np.array([None] * 4), np.array(["0"] * 4), np.full(4, "2020-01-01", "datetime64[s]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("observation", MALFORMED, ids=[str(number) for number in range(len(MALFORMED))])
+def test_observations_that_are_none_of_their_space(observation):
+    box = gymnasium.spaces.Box(-np.inf, np.inf, (4,))
+    assert not make_finite(box)(observation)
+    named = make_finite(gymnasium.spaces.Dict({"a": box, "b": box}))
+    assert not named({"a": np.zeros(4, np.float32), "b": observation})
+    assert not named({"a": np.zeros(4, np.float32)})
+    assert not named(observation)
+
+
+def test_observations_that_a_policy_can_act_on_in_other_clothes():
+    box = make_finite(gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64))
+    for seen in (np.zeros(4), np.ones(4, np.int64), [0.0, 1.0, 2.0, 3.0], np.full(4, 3e38), np.zeros(4, np.float16)):
+        assert box(seen)
+    images = make_finite(gymnasium.spaces.Box(0, 255, (2, 2), np.uint8))
+    assert images(np.zeros((2, 2), np.int64))
+    assert not images(np.full((2, 2), np.nan))
 
 
 NOTES = Notes(
@@ -385,3 +431,96 @@ def test_what_a_kill_leaves_between_two_renames_is_mended(tmp_path):
     slots.path(Slot.READY).write_bytes(b"ready")
     slots.recover()
     assert slots.read(Slot.INCOMING) == b"ready"
+
+
+@pytest.mark.parametrize(("number", "there"), [(2, False), (20, False), (5, True), (13, True), (117, True)])
+def test_whatever_a_disk_says_but_not_found_a_slot_is_there(tmp_path, monkeypatch, number, there):
+    import pathlib
+
+    def damaged(*_, **__):
+        raise OSError(number, "damaged")
+
+    slots = Slots(tmp_path)
+    slots.make()
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "stat", damaged)
+        assert slots.there(Slot.CURRENT) is there
+
+
+def test_a_disk_that_refuses_to_unlink_does_not_hide_why_it_refused_to_write(tmp_path, monkeypatch):
+    import os
+    import pathlib
+
+    def refuses(number, text):
+        def refuse(*_, **__):
+            raise OSError(number, text)
+
+        return refuse
+
+    slots = Slots(tmp_path)
+    slots.make()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuses(28, "No space left on device"))
+        patch.setattr(pathlib.Path, "unlink", refuses(30, "Read-only file system"))
+        with pytest.raises(StateUnwritable, match="No space"):
+            slots.offer(signed(1))
+
+
+def test_disk_work_that_raises_anything_is_a_fault(caplog):
+    def damaged():
+        raise OSError(117, "Structure needs cleaning")
+
+    assert "Structure needs cleaning" in guarded(damaged).message
+    assert caplog.text.count("Structure needs cleaning") == 1
+    assert guarded(lambda: None) is None
+
+
+def test_the_worker_goes_on_after_a_job_that_raises(caplog):
+    worker, done = Worker(), []
+    for job in (lambda: 1 / 0, lambda: {}["x"], lambda: done.append(1)):
+        worker.do(job)
+    worker.close(timeout_s=5.0)
+    assert done == [1]
+    assert caplog.text.count("told once") == 1
+
+
+def test_what_waits_behind_a_job_that_hangs_is_done_by_another_thread():
+    worker, done = Worker(), []
+    began, released, last = threading.Event(), threading.Event(), threading.Event()
+
+    def hang():
+        began.set()
+        released.wait(5.0)
+        done.append("late")
+
+    hung = worker._thread
+    for job in (hang, lambda: done.append(1), lambda: done.append(2)):
+        worker.do(job)
+    assert began.wait(5.0)
+    worker.abandon()
+    worker.do(last.set)
+    assert last.wait(5.0)
+    assert done == [1, 2]
+    released.set()
+    hung.join(5.0)
+    assert not hung.is_alive()
+    worker.close(timeout_s=5.0)
+    assert not worker._thread.is_alive()
+    assert done == [1, 2, "late"]
+
+
+def test_a_job_that_another_thread_takes_first_is_not_waited_for():
+    class Raced(queue.SimpleQueue):
+        """Says that a job waits, which is gone when it is asked for."""
+
+        def empty(self):
+            return False
+
+    worker = Worker()
+    worker.close(timeout_s=5.0)
+    worker._jobs = Raced()
+    abandoning = threading.Thread(target=worker.abandon, daemon=True)
+    abandoning.start()
+    abandoning.join(5.0)
+    assert not abandoning.is_alive()
+    worker.close(timeout_s=5.0)

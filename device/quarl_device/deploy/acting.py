@@ -22,7 +22,7 @@ from quarl_device.deploy.signed import SignedPolicy, load_signed
 from quarl_device.errors import PolicyFailed
 from quarl_device.evaluate import greedy_choice
 from quarl_device.policy import Policy
-from quarl_device.runtime import LoadedModel, PolicyRuntime
+from quarl_device.runtime import LoadedModel, PolicyRuntime, reaches_edge_tpu
 
 Array = NDArray[Any]
 Act = Callable[[Any], Any]
@@ -65,10 +65,10 @@ class _WatchedModel:
 
 
 class _WatchedRuntime:
-    """A runtime whose models are watched."""
+    """A runtime whose models are watched; it takes compiled files where the one below does."""
 
     def __init__(self, runtime: PolicyRuntime, watch: FiniteWatch) -> None:
-        self.name, self.version = runtime.name, runtime.version
+        self.name, self.version, self.edge_tpu = runtime.name, runtime.version, reaches_edge_tpu(runtime)
         self._runtime, self._watch = runtime, watch
 
     def load(
@@ -173,10 +173,42 @@ def _inside(action: ActionSpec) -> Callable[[Any], bool]:
 
 
 def make_finite(space: gymnasium.Space[Any]) -> Callable[[Any], bool]:
-    """Return what says whether an observation of a space holds numbers alone."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        floats = tuple(key for key, part in space.spaces.items() if part.dtype is not None and part.dtype.kind == "f")
-        return lambda observation: all(np.isfinite(observation[key]).all() for key in floats)
-    if space.dtype is None or space.dtype.kind != "f":
-        return lambda _: True
-    return lambda observation: bool(np.isfinite(observation).all())
+    """Return what says whether an observation is one of its space's keys, shapes and kinds, and of numbers alone.
+
+    Numbers are looked at as the policy sees them, in float32: beyond its range they are Inf. Bounds are not looked at.
+    The closure raises nothing, whatever it is given.
+    """
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return _guarded_look(_make_look(space))
+    looks = tuple((key, _make_look(part)) for key, part in space.spaces.items())
+    return _guarded_look(lambda observation: all(look(observation[key]) for key, look in looks))
+
+
+def _make_look(space: gymnasium.Space[Any]) -> Callable[[Any], bool]:
+    """Return what looks at one array of a space; it may raise anything where that is none."""
+    shape, seen = space.shape, np.dtype(np.float32)
+    kinds = "biuf" if space.dtype is None or space.dtype.kind == "f" else "biu"
+
+    def look(given: Any) -> bool:
+        array = np.asarray(given)
+        if array.shape != shape or array.dtype.kind not in kinds:
+            return False
+        if array.dtype.kind != "f":
+            return True
+        if array.dtype != seen:
+            with np.errstate(over="ignore"):
+                array = array.astype(seen)
+        return bool(np.isfinite(array).all())
+
+    return look
+
+
+def _guarded_look(look: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def guarded_look(observation: Any) -> bool:
+        try:
+            return look(observation)
+        # An environment is anybody's code, and so is what it gives: a key that is missing, no mapping, no array.
+        except Exception:
+            return False
+
+    return guarded_look

@@ -23,7 +23,7 @@ from quarl_device.deploy.config import DeployConfig, DeploySummary, OnChange, Re
 from quarl_device.deploy.machine import Decision, Deployment, Do, Event, Fault, Kind, Phase, Rules, handle
 from quarl_device.deploy.notes import Notes, believable_unix_s, read_notes, write_notes
 from quarl_device.deploy.probation import Probation
-from quarl_device.deploy.slots import Slot, Slots
+from quarl_device.deploy.slots import Slot, Slots, is_there
 from quarl_device.deploy.stepping import TICK_S, Stepping
 from quarl_device.deploy.worker import Worker
 from quarl_device.environments import first_line
@@ -89,6 +89,7 @@ class DeployAgent(Stepping):
             EnvironmentMisbehaved: the environment raised, or gave NaN and there is no safe action.
         """
         ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
+        raised = False
         try:
             self._boot()
             ticker.start()
@@ -100,10 +101,10 @@ class DeployAgent(Stepping):
                 elif not self._reason:
                     self._play()
         except Exception as error:
-            self._reason = one_line(f"error: {error}", max_length=200)
+            self._reason, raised = one_line(f"error: {error}", max_length=200), True
             raise
         finally:
-            self._leave(ticker)
+            self._leave(ticker, raised=raised)
         return self._summary()
 
     # -- start and end
@@ -111,14 +112,17 @@ class DeployAgent(Stepping):
     def _boot(self) -> None:
         """Find out from the slots what may act."""
         notes, why_none = read_notes(self._slots.notes_path)
-        if why_none and self._slots.notes_path.exists():
+        if why_none and is_there(self._slots.notes_path):
             _LOG.warning("%s: the slots themselves say what is there", why_none)
         guarded(self._slots.recover)
         if notes.clean:
             guarded(self._slots.examine_again)
         self._notes = replace(notes, env_id=self._config.env.env_id[:128])
         # Before anything is loaded that may end this process.
-        self._write(replace(self._notes, clean=False, starts=1 if notes.clean else notes.starts + 1))
+        fresh = replace(self._notes, clean=False, starts=1 if notes.clean else notes.starts + 1)
+        if not self._write(fresh):
+            # A disk that takes no notes would say at every start that the last one had ended cleanly.
+            notes = replace(notes, clean=False)
         found = self._candidates.look(notes, self._rules)
         booted = boot(found, self._rules, now_s=time.monotonic())
         self._state = booted.state
@@ -143,15 +147,18 @@ class DeployAgent(Stepping):
             self._changed.wait(TICK_S)
             self._attend()
 
-    def _leave(self, ticker: threading.Thread) -> None:
+    def _leave(self, ticker: threading.Thread, *, raised: bool) -> None:
         self._reason = self._reason or "stopped"
         self._changed.set()
         if ticker.is_alive():
             ticker.join(_LEAVE_S)
         self._worker.close(timeout_s=_LEAVE_S)
         self._attend()  # a slot may have been written meanwhile
-        # An error of the environment or of a person is an orderly end: no policy is suspected of it.
-        self._write(replace(self._snapshot(), clean=True, starts=0))
+        # An error of the environment is an orderly end, for which no settled policy is suspected. One on probation is:
+        # its actions may be what the environment raises at, and begun anew at each start it would do so for ever.
+        suspected = raised and self._state.phase in (Phase.PROBATION, Phase.SETTLING)
+        notes = self._snapshot()
+        self._write(notes if suspected else replace(notes, clean=True, starts=0))
         self._world.close()
         self._slots.release()
 
@@ -175,9 +182,9 @@ class DeployAgent(Stepping):
         if self._state.acting in self._candidates.loaded:
             self._candidates.loaded[self._state.acting].policy.begin_episode()
 
-    def _episode_ended(self) -> None:
+    def _episode_ended(self, steps: int) -> None:
         if self._probation is not None:
-            self._probation.end_episode()
+            self._probation.end_episode(steps)
             if self._probation.failure:
                 self._fail(PolicyFailed(self._probation.failure))
         if self._episodes == self._config.probation.episodes and self._state.phase in (Phase.SETTLED, Phase.PARKED):
@@ -190,7 +197,10 @@ class DeployAgent(Stepping):
         self._raised = False
         self._changed.clear()
         while self._events:
-            self._handle(self._events.popleft())
+            event = self._events.popleft()
+            late = event.kind is Kind.FAILED and event.fault is not None and event.fault.digest != self._state.acting
+            if not late:  # else what failed has been replaced since
+                self._handle(event)
         probation = self._probation
         if probation is not None and probation.passed and self._state.phase is Phase.PROBATION:
             self._happen(Kind.PASSED)
@@ -284,7 +294,7 @@ class DeployAgent(Stepping):
             self._worker.do(partial(guarded, slots.refuse))
         else:
             self._worker.do(partial(guarded, partial(slots.reject if do is Do.REJECT else slots.drop, digest)))
-            if digest != self._state.acting:
+            if digest not in (self._state.acting, *self._state.good):
                 self._candidates.loaded.pop(digest, None)
 
     def _let_act(self, digest: str) -> None:
@@ -294,6 +304,9 @@ class DeployAgent(Stepping):
         self._probation = Probation(self._config.probation) if on_probation else None
         if loaded is None:
             self._act = None if self._guard.safe_action is None else self._safe
+            if digest:
+                fault = Fault(code=PolicyFailed.code, message="a policy that is not loaded was to act", digest=digest)
+                self._post(Event(kind=Kind.FAILED, now_s=time.monotonic(), fault=fault))
             return
         if digest != self._acted:
             loaded.policy.begin_episode()
@@ -344,15 +357,25 @@ class DeployAgent(Stepping):
     # -- ticker and notes
 
     def _tick(self) -> None:
+        told = False
         while not self._reason:
-            now_s, since_s = time.monotonic(), self._busy.since_s
-            if since_s and now_s - since_s > self._config.hang_s:
-                self._die_of_a_hang(now_s - since_s)
-            takes = now_s >= self._no_offer_before_s and self._state.phase in _TAKES_OFFERS
-            if takes and self._slots.there(Slot.INCOMING):
-                self._post(Event(kind=Kind.OFFERED, now_s=now_s))
-            self._post(Event(kind=Kind.TICK, now_s=now_s))
+            try:
+                self._look_around(time.monotonic())
+            # Without this thread no hang would be seen, and no deadline would pass.
+            except Exception:
+                if not told:
+                    _LOG.exception("the ticker goes on after an error that nobody foresaw, told once")
+                told = True
             time.sleep(TICK_S)
+
+    def _look_around(self, now_s: float) -> None:
+        since_s = self._busy.since_s
+        if since_s and now_s - since_s > self._config.hang_s:
+            self._die_of_a_hang(now_s - since_s)
+        self._post(Event(kind=Kind.TICK, now_s=now_s))
+        takes = now_s >= self._no_offer_before_s and self._state.phase in _TAKES_OFFERS
+        if takes and self._slots.there(Slot.INCOMING):
+            self._post(Event(kind=Kind.OFFERED, now_s=now_s))
 
     def _die_of_a_hang(self, hung_s: float) -> None:
         """End this process: a call that does not return can be left in no other way; the next start falls back."""
@@ -375,11 +398,14 @@ class DeployAgent(Stepping):
         )
         return replace(self._notes, phase=state.phase, acting=state.acting, fault=state.fault, counters=fresh)
 
-    def _write(self, notes: Notes) -> None:
+    def _write(self, notes: Notes) -> bool:
+        """Return whether the disk has taken the notes."""
         try:
             write_notes(self._slots.notes_path, notes)
         except StateUnwritable as error:
             _LOG.warning("%s", error)
+            return False
+        return True
 
 
 def _signed(loaded: Loaded | None) -> Any:

@@ -167,10 +167,15 @@ def as_fault(error: Exception) -> Fault:
 
 
 def guarded(work: Callable[[], None]) -> Fault | None:
-    """Do disk work, and return what the disk said against it, logged."""
+    """Do disk work, and return what the disk, or anything, said against it, logged."""
     try:
         work()
     except StateUnwritable as error:
         _LOG.error("%s", error)
-        return Fault(code=error.code, message=error.message)
+        return as_fault(error)
+    # A damaged disk raises what nobody foresaw; whoever acts goes on.
+    except Exception as error:
+        fault = as_fault(error)
+        _LOG.error("disk work failed: %s", fault.message)
+        return fault
     return None

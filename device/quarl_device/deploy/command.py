@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.output import write_result
+from quarl_device.runtime_options import add_runtime_options, chosen_runtime
 
 if TYPE_CHECKING:
     from quarl_device.deploy.slots import Slots
@@ -18,6 +19,7 @@ examples:
   quarl-device activate model.qpol
   quarl-device activate model.qpol --learner-key learner.pub
   quarl-device activate older.qpol --allow-older
+  quarl-device activate compiled.qpol --delegate edgetpu
   quarl-device activate model.qpol --state-dir /var/lib/quarl-edge --format json
 
 The file is verified and self-tested here, then handed to the agent, which takes it within a second, or at its next
@@ -45,7 +47,7 @@ def add_deploy(commands: argparse._SubParsersAction[Any]) -> None:
     activate.add_argument("model", type=Path, metavar="FILE", help="signed policy file (.qpol)")
     activate.add_argument("--learner-key", type=Path, metavar="FILE", help="public key; kept at its first use")
     activate.add_argument("--allow-older", action="store_true", help="go back to an older version")
-    activate.add_argument("--runtime", metavar="NAME", help="TFLite runtime: litert or tflite-runtime")
+    add_runtime_options(activate)
     activate.set_defaults(command=_activate)
     status = commands.add_parser(
         "status",
@@ -64,13 +66,12 @@ def add_deploy(commands: argparse._SubParsersAction[Any]) -> None:
 def _activate(options: argparse.Namespace) -> int:
     from quarl_device.deploy.activation import hand_over
     from quarl_device.deploy.signed import read_signed
-    from quarl_device.runtime import find_runtime
 
     slots = _slots(options)
     data = read_signed(options.model)
     slots.make()
     key = slots.trusted_key(options.learner_key)
-    handed = hand_over(data, slots, key, find_runtime(options.runtime), allow_older=options.allow_older)
+    handed = hand_over(data, slots, key, chosen_runtime(options), allow_older=options.allow_older)
     if options.format == "json":
         write_result(json.dumps(asdict(handed)) + "\n")
     elif handed.already:

@@ -311,8 +311,10 @@ def _fail_settling(state: Deployment, event: Event, rules: Rules) -> Step:
 
 
 def _fall(state: Deployment, event: Event, rules: Rules) -> Step:
-    """What acts for good has failed: the next one acts, or nobody. A candidate's way goes on."""
-    del rules
+    """What acts for good has failed: the next one acts, or nobody. A candidate's way goes on.
+
+    One that waits for an episode to end waits no longer where nothing good is left that could act until then.
+    """
     good = state.good[1:]
     resting = state.phase == state.rest
     after = replace(state, good=good, acting=_first(good), parked=bool(good), fault=event.fault or state.fault)
@@ -320,10 +322,11 @@ def _fall(state: Deployment, event: Event, rules: Rules) -> Step:
         after = replace(after, phase=after.rest, since_s=event.now_s)
     if not state.good:
         return after, ()
-    return after, (
-        Decision(do=Do.ACT, digest=after.acting),
-        Decision(do=Do.DROP, digest=state.good[0]),
-    )
+    drop = Decision(do=Do.DROP, digest=state.good[0])
+    if state.phase is Phase.WAITING and not good:
+        begun, decisions = _begin(after, event, rules)
+        return begun, (*decisions, drop)
+    return after, (Decision(do=Do.ACT, digest=after.acting), drop)
 
 
 def _calm(state: Deployment, event: Event, rules: Rules) -> Step:

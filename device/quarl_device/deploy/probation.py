@@ -15,8 +15,8 @@ class ProbationRules:
     """When a probation is passed, and when it is not.
 
     Attributes:
-        episodes: passed after so many whole episodes,
-        steps: or after so many steps, whichever comes first.
+        episodes: passed after so many whole episodes, in which it has chosen every step,
+        steps: or after so many steps that it has chosen, whichever comes first.
         budget_s: a step's time from observation to action that is not too slow; 0 for any.
         share: of the steps that may be over the budget, or beyond the hard limits.
     """
@@ -38,8 +38,8 @@ class Probation:
         rules: see `ProbationRules`.
 
     Attributes:
-        steps: so far.
-        episodes: likewise.
+        steps: that it has chosen so far.
+        episodes: in which it chose every step.
         slow: steps over the budget.
         limited: steps whose action was beyond the hard limits.
         passed: whether it has done well for long enough.
@@ -49,6 +49,7 @@ class Probation:
     def __init__(self, rules: ProbationRules) -> None:
         self._rules = rules
         self.steps = self.episodes = self.slow = self.limited = 0
+        self._steps_before = 0
         self.passed = False
         self.failure = ""
 
@@ -73,8 +74,15 @@ class Probation:
             self._judge()
         self._pass_if_due()
 
-    def end_episode(self) -> None:
-        """Count one episode."""
+    def end_episode(self, steps: int) -> None:
+        """Count an episode in which it has chosen all actions: one that another began, or the safe action, says less.
+
+        Args:
+            steps: of the environment in this episode.
+        """
+        chosen, self._steps_before = self.steps - self._steps_before, self.steps
+        if not 0 < steps <= chosen:
+            return
         self.episodes += 1
         if self.episodes >= self._rules.episodes:
             self._judge()  # short episodes may not have come to a step that judges

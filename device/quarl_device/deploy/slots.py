@@ -121,8 +121,8 @@ class Slots:
             os.close(handle)
 
     def there(self, slot: Slot) -> bool:
-        """Return whether a slot has a file."""
-        return self.path(slot).exists()
+        """Return whether a slot has a file; one that a damaged disk does not let be looked at is there, and bad."""
+        return is_there(self.path(slot))
 
     def holds(self, slot: Slot, digest: str) -> bool:
         """Return whether a slot has the very file of this digest."""
@@ -302,6 +302,17 @@ class Slots:
                 f"policy {source} cannot become {target} in {self.directory}: {cause.strerror}",
                 hint="is the disk mounted for writing?",
             ) from cause
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is a file, without ever raising: only "not found" is none, where `exists` raises EIO."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _locked(handle: int, kind: int) -> bool:

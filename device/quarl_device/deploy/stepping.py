@@ -56,8 +56,8 @@ class Stepping(ABC):
         """The next observation is an episode's first."""
 
     @abstractmethod
-    def _episode_ended(self) -> None:
-        """An episode has ended."""
+    def _episode_ended(self, steps: int) -> None:
+        """An episode of so many steps has ended."""
 
     def stop(self, reason: str) -> None:
         """End after the step that is under way; from any thread or a signal handler."""
@@ -68,7 +68,7 @@ class Stepping(ABC):
     def _play(self) -> None:
         """Play one episode, or until nothing is left that may act."""
         observation, grid, step, clock = self._reset(), self._grid, self._world.step, time.monotonic
-        total = 0.0
+        total, steps_before = 0.0, self._steps
         if grid is not None:
             grid.pause(clock())
         while not self._reason:
@@ -90,7 +90,7 @@ class Stepping(ABC):
                 raise self._misbehaved("step()", error) from error
             self._steps += 1
             if ended:
-                self._end_episode(total)
+                self._end_episode(total, self._steps - steps_before)
                 return
             if self._steps == self._config.max_steps:
                 self.stop("all steps made")
@@ -98,22 +98,27 @@ class Stepping(ABC):
     def _choose(self, observation: Any) -> Any:
         """Return the action for an observation, `None` if nothing may act."""
         if not self._finite(observation):
-            return self._blind()
+            return self._blind("that does not fit its space: NaN or Inf, another shape or kind, or a key missing")
+        has_failed = False
         while self._act is not None:
             try:
                 return self._act(observation)
             # Whatever a runtime raises: the next one acts on this very observation.
             except Exception as error:
                 self._busy.since_s = 0.0
+                if has_failed:
+                    # Not two policies in one step: should this one fail at the next observation too, it is dropped.
+                    return self._blind(f"that two policies failed on: {type(error).__name__}: {first_line(error)}")
+                has_failed = True
                 self._fail(error)
         return None
 
-    def _blind(self) -> Any:
+    def _blind(self, why: str) -> Any:
         """Return the safe action for an observation that no policy can be blamed for."""
         self._tally.bad_observations += 1
         if self._guard.safe_action is None:
             raise EnvironmentMisbehaved(
-                f"environment {self._config.env.env_id!r} gave an observation with NaN or Inf at step {self._steps:,}",
+                f"environment {self._config.env.env_id!r} gave an observation at step {self._steps:,} {why}",
                 hint="--safe-action is what such a step gets",
             )
         return self._safe()
@@ -139,10 +144,10 @@ class Stepping(ABC):
         self._resets += 1
         return observation
 
-    def _end_episode(self, total: float) -> None:
+    def _end_episode(self, total: float, steps: int) -> None:
         self._episodes += 1
         self._returned += total
-        self._episode_ended()
+        self._episode_ended(steps)
         if self._episodes == self._config.max_episodes:
             self.stop("all episodes made")
         elif self._steps == self._config.max_steps:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
 Job = Callable[[], object]
+_LOG = logging.getLogger(__name__)
 
 
 class Worker:
@@ -23,8 +26,10 @@ class Worker:
     def abandon(self) -> None:
         """Give up the job that is being done, which no thread can be made to end; what waits is done by another one."""
         abandoned, self._jobs = self._jobs, queue.SimpleQueue()
-        while not abandoned.empty():
-            self._jobs.put(abandoned.get())
+        # The job under way may end at this very moment, and its thread take one too: nothing here waits for another.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.put(abandoned.get_nowait())
         abandoned.put(None)
         self._thread = self._start()
 
@@ -40,5 +45,12 @@ class Worker:
 
 
 def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
+    told = False
     while (job := jobs.get()) is not None:
-        job()
+        try:
+            job()
+        # The jobs behind it are to be done all the same.
+        except Exception:
+            if not told:
+                _LOG.exception("the worker goes on after an error that nobody foresaw, told once")
+            told = True
