@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -32,6 +31,7 @@ from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET
 from quarl_device.output import write_result
+from quarl_device.parent import end_with_parent
 from quarl_device.runtime_options import add_runtime_options, chosen_runtime
 from quarl_device.spool.command import add_spool
 from quarl_device.spool.options import add_spool_options, make_outbox
@@ -67,7 +67,6 @@ The environment, policy and seed come from the learner. The broker's password co
 Ctrl-C ends cleanly: what was experienced is sent first; a second one ends at once.
 """
 _CONNECT_TIMEOUT_S = 10.0
-_PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -271,11 +270,7 @@ def _stop_on_signals(agent: Agent | DeployAgent) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the process that started this one dies in whatever way."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent with process id 1 may be alive: the first process of a container.
-    if os.getppid() != parent:
+    if not end_with_parent(os.getppid()):
         raise UsageError("--die-with-parent: the parent is gone already")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import shutil
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 from quarl_device.errors import BrokerStartFailed, MissingTool
+from quarl_device.parent import end_with_parent_or_now
 from quarl_device.wire.limits import MAX_PAYLOAD_BYTES
 from quarl_edge.broker.address import Address
 from quarl_edge.broker.directory import BrokerDirectory
@@ -20,7 +20,6 @@ from quarl_edge.broker.disk import broker_user, write_file
 MAX_PACKET_BYTES = 2 * MAX_PAYLOAD_BYTES
 _START_S = 10.0
 _STOP_S = 10.0
-_PR_SET_PDEATHSIG = 1
 
 
 def find_mosquitto() -> str:
@@ -114,7 +113,7 @@ class MosquittoServer:
                 extra_groups=None if user is None else [],
                 # Ctrl-C in a terminal is for us, who tell the broker.
                 start_new_session=True,
-                preexec_fn=functools.partial(_die_with, os.getpid()),  # noqa: PLW1509  there are no other threads here
+                preexec_fn=functools.partial(end_with_parent_or_now, os.getpid(), by=signal.SIGTERM),  # noqa: PLW1509  there are no other threads here
             )
         except OSError as error:
             raise BrokerStartFailed(f"Mosquitto cannot be started: {error.strerror}") from error
@@ -162,9 +161,3 @@ class MosquittoServer:
                 return
             time.sleep(0.02)
         raise BrokerStartFailed(f"Mosquitto does not accept connections at {self._listen} after {_START_S:.0f} s")
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)

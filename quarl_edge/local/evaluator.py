@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import multiprocessing
+import os
 import signal
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from quarl_device.environments import EnvSpec
 from quarl_device.errors import ModelError, QuarlError
 from quarl_device.evaluate import Evaluation, evaluate
+from quarl_device.parent import end_with_parent
 from quarl_device.policy_file import GoldenVectors, read_policy
 
 _LOG = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
 _Played = tuple[Evaluation, Evaluation | None]
 
 
@@ -151,7 +151,7 @@ def _new_pool() -> ProcessPoolExecutor:
 def _quiet() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The pool's pipes do not tell a worker that its parent was killed; Linux does.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(os.getppid())
 
 
 def _warm() -> None:

@@ -9,7 +9,6 @@ nonsense) becomes a plain answer.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import math
@@ -24,6 +23,7 @@ from typing import Any
 
 from quarl_device.delegate_spec import DelegateSpec
 from quarl_device.names import PASSWORD_VARIABLE
+from quarl_device.parent import end_with_parent_or_now
 
 MODULES: Mapping[str, str] = {
     "ai-edge-litert": "ai_edge_litert.interpreter",
@@ -32,7 +32,6 @@ MODULES: Mapping[str, str] = {
 DEADLINE_S = 60.0
 MAX_CHILD_BYTES = 8 * 1024**3
 _KILLED_S = 2.0
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +156,7 @@ def tie_to_parent(parent: int, alarm_s: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.alarm(alarm_s)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have gone before the kernel was asked.
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent_or_now(parent)
 
 
 def main(runtime: str, delegate: tuple[str, Mapping[str, str]] | None = None) -> None:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from quarl_device.errors import BrokerStartFailed, LinkLost
+from quarl_device.parent import end_with_parent_or_now
 from quarl_device.wire.limits import MAX_PAYLOAD_BYTES
 
 _START_S = 5.0
 _USER = "mosquitto"
-_PR_SET_PDEATHSIG = 1
 
 
 def mosquitto_binary() -> str:
@@ -93,7 +92,7 @@ class Mosquitto:
             stdout=self._log,
             stderr=self._log,
             user=_own_user() if tied else None,
-            preexec_fn=_tie() if tied else None,  # noqa: PLW1509  one system call, made ready beforehand
+            preexec_fn=partial(end_with_parent_or_now, os.getpid()) if tied else None,  # noqa: PLW1509  one system call, made ready beforehand
         )
         self._wait()
 
@@ -150,17 +149,6 @@ def _own_user() -> int | None:
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(_USER).pw_uid
     return None
-
-
-def _tie() -> Callable[[], None]:
-    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
-
-    def tie() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return tie
 
 
 def _persistence_lines(folder: Path | None) -> list[str]:
