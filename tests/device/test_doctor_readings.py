@@ -1,6 +1,5 @@
 """What the doctor reads: directories, wheels, buses, certificates, brokers that let messages through or do not."""
 
-import fcntl
 import getpass
 import os
 import socket
@@ -29,7 +28,6 @@ from quarl_device.doctor.host_readings import (
 )
 from quarl_device.doctor.link_readings import (
     OTHER_DEVICE,
-    agent_runs,
     read_certificate,
     read_link,
     read_modes,
@@ -169,17 +167,6 @@ def test_the_devices_own_certificate(tmp_path):
 
 
 JOINING = how_to_join(broker="mqtt://pi-1@h", fleet="lab", name="pi-1")
-
-
-def test_whether_an_agent_runs(tmp_path):
-    assert not agent_runs(tmp_path, JOINING)
-    lock = tmp_path / "spool" / "lab.pi-1" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    assert not agent_runs(tmp_path, JOINING)
-    with lock.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert agent_runs(tmp_path, JOINING)
 
 
 @pytest.fixture

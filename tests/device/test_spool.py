@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quarl_device.errors import SpoolInUse, StateUnwritable, UsageError
 from quarl_device.spool.config import SpoolConfig
+from quarl_device.spool.directory import is_in_use, spool_of, spools_of
 from quarl_device.spool.disk import DiskSpool
 from quarl_device.spool.records import HEADER_BYTES, PREAMBLE
 from quarl_device.wire.block_stamp import restamped
@@ -722,3 +723,23 @@ def test_no_file_stays_open(spool):
     deliver(two)
     two.close()
     assert count() == before
+
+
+def test_whether_a_process_uses_a_spool_is_seen_without_touching_it(tmp_path):
+    directory = spool_of(tmp_path, fleet="lab", device="pi-1")
+    assert directory.parent == spools_of(tmp_path)
+    assert not is_in_use(directory)
+    spool = DiskSpool(directory, boot_id="ab" * 8)
+    assert is_in_use(directory)
+    spool.close()
+    before = sorted(directory.iterdir())
+    assert not is_in_use(directory)
+    assert sorted(directory.iterdir()) == before
+
+
+def test_a_spool_whose_lock_may_not_be_looked_at_is_taken_to_be_used(tmp_path, monkeypatch):
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("quarl_device.spool.directory.os.open", denied)
+    assert is_in_use(tmp_path)

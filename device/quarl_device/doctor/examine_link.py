@@ -20,9 +20,10 @@ from quarl_device.doctor.link_checks import (
     check_packets,
     check_rules,
 )
-from quarl_device.doctor.link_readings import agent_runs, read_certificate, read_link, read_modes, read_own_certificate
+from quarl_device.doctor.link_readings import read_certificate, read_link, read_modes, read_own_certificate
 from quarl_device.errors import CredentialsError
 from quarl_device.link.credentials import CREDENTIALS_VARIABLE
+from quarl_device.spool.directory import is_in_use, spool_of
 
 if TYPE_CHECKING:
     from quarl_device.doctor.examine import Questions
@@ -65,7 +66,8 @@ def _modes(folder: Path) -> Iterator[Finding]:
 
 
 def _link(joining: Joining, state: Path) -> Iterator[Finding]:
-    if joining.tls is not None and agent_runs(state, joining):
+    spool = spool_of(state, fleet=joining.fleet, device=joining.name)
+    if joining.tls is not None and is_in_use(spool):
         yield warning(
             "broker",
             f"not asked: an agent runs here as {joining.name!r}, and a second login would end its session",

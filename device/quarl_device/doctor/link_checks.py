@@ -1,8 +1,9 @@
 """Checks of the way to the broker: credentials, certificate, login, access rules, size of packets.
 
-MQTT 3.1.1 does not tell a client that a publish or a subscription was denied: brokers acknowledge both, or end the
-connection. So the rules are seen by what comes back: a message to a topic of the device's own must, one to another
-device's must not. What came back neither way because the network failed says nothing about rules.
+MQTT 3.1.1 has no answer for a publish that is denied: brokers acknowledge it, or end the connection, and many take a
+subscription that their rules deny alike. So the rules are seen by what comes back: a message to a topic of the
+device's own must, one to another device's must not. What came back neither way because the network failed says
+nothing about rules.
 """
 
 from __future__ import annotations

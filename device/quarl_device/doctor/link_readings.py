@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import secrets
 import socket
 import ssl
@@ -78,22 +76,6 @@ def read_certificate(url: BrokerURL, *, timeout_s: float = CONNECT_S) -> Certifi
 
 def _dates(certificate: x509.Certificate) -> CertificateReading:
     return CertificateReading(begins=certificate.not_valid_before_utc, ends=certificate.not_valid_after_utc)
-
-
-def agent_runs(state: Path, joining: Joining) -> bool:
-    """Return whether an agent of this device holds its spool here; a second login would end its session."""
-    path = state / "spool" / f"{joining.fleet}.{joining.name}" / "lock"
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def read_link(joining: Joining, *, make_link: Callable[[Joining], Link] | None = None) -> LinkReading:

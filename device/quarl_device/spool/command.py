@@ -80,9 +80,9 @@ def _discard(options: argparse.Namespace) -> int:
 
 def _directory(options: argparse.Namespace) -> Path:
     from quarl_device.paths import state_dir
+    from quarl_device.spool.directory import spools_of
 
-    base: Path = options.state_dir or state_dir()
-    return base / "spool"
+    return spools_of(options.state_dir or state_dir())
 
 
 def _lines(stock: SpoolStock) -> str:

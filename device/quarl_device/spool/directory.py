@@ -10,8 +10,39 @@ from pathlib import Path
 from quarl_device.errors import SpoolInUse
 
 _LOG = logging.getLogger(__name__)
+_FOLDER, _LOCK = "spool", "lock"
 ASIDE_SUFFIX = ".aside"
 _MOST_ASIDE = 8
+
+
+def spools_of(state: Path) -> Path:
+    """Return where the spools of a device's state directory lie."""
+    return state / _FOLDER
+
+
+def spool_of(state: Path, *, fleet: str, device: str) -> Path:
+    """Return the directory of one device's spool; with the fleet, since one host may serve several under one name."""
+    return spools_of(state) / f"{fleet}.{device}"
+
+
+def is_in_use(directory: Path) -> bool:
+    """Return whether a process uses a spool; one whose lock may not be looked at is taken to be used.
+
+    Nothing is made or written, so that another user may ask.
+    """
+    try:
+        handle = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 class SpoolLock:
@@ -38,7 +69,7 @@ class SpoolLock:
             OSError: the directory cannot be used.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.open(self._directory / "lock", flags, 0o600)
+        self._file = os.open(self._directory / _LOCK, flags, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

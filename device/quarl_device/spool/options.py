@@ -71,6 +71,7 @@ def make_outbox(options: argparse.Namespace, config: AgentConfig, boot_id: str) 
     from quarl_device.actor.outbox import MemoryOutbox
     from quarl_device.paths import state_dir
     from quarl_device.spool.config import SpoolConfig
+    from quarl_device.spool.directory import spool_of
     from quarl_device.spool.disk import DiskSpool
 
     in_memory = options.spool == "memory"
@@ -79,8 +80,7 @@ def make_outbox(options: argparse.Namespace, config: AgentConfig, boot_id: str) 
         return MemoryOutbox(boot_id, max_bytes=max_bytes, when_full=options.when_full)
     policy, interval_s = options.spool_sync
     spool = SpoolConfig(max_bytes=max_bytes, when_full=options.when_full, sync=policy, sync_interval_s=interval_s)
-    # With the fleet: one host may serve several, under one name.
-    directory = (options.state_dir or state_dir()) / "spool" / f"{config.fleet}.{config.name}"
+    directory = spool_of(options.state_dir or state_dir(), fleet=config.fleet, device=config.name)
     return DiskSpool(directory, boot_id=boot_id, config=spool)
 
 

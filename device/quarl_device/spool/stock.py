@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quarl_device.errors import SpoolInUse, StateUnwritable, UsageError
-from quarl_device.spool.directory import SpoolLock, aside
+from quarl_device.spool.directory import aside, is_in_use
 from quarl_device.spool.disk import DiskSpool
 from quarl_device.spool.recovery import Recovered, recover
 
@@ -105,7 +105,7 @@ def discard(directory: Path, *, boot_id: str = "") -> SpoolStock:
 def _stock(directory: Path) -> SpoolStock:
     return SpoolStock(
         name=directory.name,
-        in_use=_is_in_use(directory),
+        in_use=is_in_use(directory),
         lives=_lives(_recover(directory)),
         aside=tuple(path.name for path in aside(directory)),
     )
@@ -117,19 +117,6 @@ def _recover(directory: Path) -> Recovered:
         with contextlib.suppress(FileNotFoundError):
             return recover(directory)
     return recover(directory)
-
-
-def _is_in_use(directory: Path) -> bool:
-    if not (directory / "lock").exists():
-        return False
-    lock = SpoolLock(directory)
-    try:
-        lock.take()
-    except SpoolInUse:
-        return True
-    finally:
-        lock.release()
-    return False
 
 
 def _lives(found: Recovered) -> tuple[LifeStock, ...]:
