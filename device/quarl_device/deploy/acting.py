@@ -7,7 +7,7 @@ is watched.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ from quarl_device.deploy.signed import SignedPolicy, load_signed
 from quarl_device.errors import PolicyFailed
 from quarl_device.evaluate import greedy_choice
 from quarl_device.policy import Policy
-from quarl_device.runtime import LoadedModel, PolicyRuntime, reaches_edge_tpu
+from quarl_device.runtime import LoadedModel, PolicyRuntime
+from quarl_device.runtime.wrapping import WrappedRuntime
 
 Array = NDArray[Any]
 Act = Callable[[Any], Any]
@@ -64,21 +65,16 @@ class _WatchedModel:
         self.infer = watched
 
 
-class _WatchedRuntime:
-    """A runtime whose models are watched; it takes compiled files where the one below does."""
+class _WatchedRuntime(WrappedRuntime):
+    """A runtime whose models are watched."""
 
-    def __init__(self, runtime: PolicyRuntime, watch: FiniteWatch) -> None:
-        self.name, self.version, self.edge_tpu = runtime.name, runtime.version, reaches_edge_tpu(runtime)
-        self._runtime, self._watch = runtime, watch
+    def __init__(self, inner: PolicyRuntime, watch: FiniteWatch) -> None:
+        super().__init__(inner)
+        self._watch = watch
 
-    def load(
-        self, model: bytes, *, inputs: Sequence[str], outputs: Sequence[str], batch_size: int = 1, num_threads: int = 1
-    ) -> LoadedModel:
+    def load(self, model: bytes, **wishes: Any) -> LoadedModel:
         """Load a model. See `quarl_device.runtime.PolicyRuntime`."""
-        loaded = self._runtime.load(
-            model, inputs=inputs, outputs=outputs, batch_size=batch_size, num_threads=num_threads
-        )
-        return _WatchedModel(loaded, self._watch)
+        return _WatchedModel(super().load(model, **wishes), self._watch)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

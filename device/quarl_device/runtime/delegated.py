@@ -8,64 +8,45 @@ CPU, so everything is tried in a child process first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from quarl_device.delegate_spec import EDGE_TPU_OPERATOR, DelegateSpec
 from quarl_device.errors import MissingDelegate, ModelFileError, UsageError
 from quarl_device.inspect.delegate_probe import PROBE_DEADLINE_S, fault_of, probe_delegate
 from quarl_device.inspect.probe import probe
-from quarl_device.runtime.litert import InterpreterModel, InterpreterRuntime
-from quarl_device.runtime.protocol import LoadedModel, PolicyRuntime, reaches_edge_tpu
+from quarl_device.runtime.litert import InterpreterRuntime
+from quarl_device.runtime.protocol import LoadedModel, PolicyRuntime
+from quarl_device.runtime.wrapping import WrappedRuntime
 
 _LOG = logging.getLogger(__name__)
 _MARK = EDGE_TPU_OPERATOR.encode()
 
 
-class DelegatedRuntime:
+class DelegatedRuntime(WrappedRuntime):
     """LiteRT or tflite-runtime with an Edge TPU, for files compiled for it; all others stay on the CPU.
 
     Args:
         inner: the runtime below.
         spec: a delegate that was probed.
         deadline_s: of a child process that tries the first compiled file.
-
-    Attributes:
-        name: of the runtime below.
-        version: its version, and the delegate.
-        edge_tpu: compiled files may come.
     """
 
-    edge_tpu = True
-
     def __init__(self, inner: InterpreterRuntime, spec: DelegateSpec, *, deadline_s: float = PROBE_DEADLINE_S) -> None:
-        self.name, self.version = inner.name, f"{inner.version} with {spec}"
-        self._inner, self._spec, self._deadline_s = inner, spec, deadline_s
+        super().__init__(inner, version=f"{inner.version} with {spec}")
+        self.edge_tpu = True
+        self._spec, self._deadline_s = spec, deadline_s
         self._tried = self._told = False
 
-    def load(
-        self,
-        model: bytes,
-        *,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        batch_size: int = 1,
-        num_threads: int = 1,
-    ) -> InterpreterModel:
+    def load(self, model: bytes, **wishes: Any) -> LoadedModel:
         """Load a model. See `quarl_device.runtime.PolicyRuntime`."""
-        compiled = _MARK in model
-        if compiled:
+        if _MARK in model:
             self._try(model)
-        elif not self._told:
+            return super().load(model, delegate=self._spec, **wishes)
+        if not self._told:
             self._told = True
             _LOG.warning("%s is not used: the file is not compiled for it and runs on the CPU", self._spec)
-        return self._inner.load(
-            model,
-            inputs=inputs,
-            outputs=outputs,
-            batch_size=batch_size,
-            num_threads=num_threads,
-            delegate=self._spec if compiled else None,
-        )
+        return super().load(model, **wishes)
 
     def _try(self, model: bytes) -> None:
         """Let a child run the first compiled file: the tiny model of `probe_delegate` never reaches the device."""
@@ -78,36 +59,21 @@ class DelegatedRuntime:
         self._tried = True
 
 
-class ThreadedRuntime:
+class ThreadedRuntime(WrappedRuntime):
     """A runtime whose models may use several threads, whatever their loader asks for.
 
     Args:
         inner: the runtime below.
         num_threads: of one call, at least.
-
-    Attributes:
-        name: of the runtime below.
-        version: its version, and how many threads.
-        edge_tpu: whether compiled files may come.
     """
 
     def __init__(self, inner: PolicyRuntime, num_threads: int) -> None:
-        self.name, self.version = inner.name, f"{inner.version}, {num_threads} threads"
-        self.edge_tpu = reaches_edge_tpu(inner)
-        self._inner, self._num_threads = inner, num_threads
+        super().__init__(inner, version=f"{inner.version}, {num_threads} threads")
+        self._num_threads = num_threads
 
-    def load(
-        self,
-        model: bytes,
-        *,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        batch_size: int = 1,
-        num_threads: int = 1,
-    ) -> LoadedModel:
+    def load(self, model: bytes, *, num_threads: int = 1, **wishes: Any) -> LoadedModel:
         """Load a model. See `quarl_device.runtime.PolicyRuntime`."""
-        threads = max(num_threads, self._num_threads)
-        return self._inner.load(model, inputs=inputs, outputs=outputs, batch_size=batch_size, num_threads=threads)
+        return super().load(model, num_threads=max(num_threads, self._num_threads), **wishes)
 
 
 def with_delegate(
