@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.arguments import between
+from quarl_device.grid import MAX_HZ
 from quarl_device.output import write_result
 from quarl_device.runtime_options import add_runtime_options, chosen_runtime
 from quarl_device.spool.options import add_spool_bench_options, bench_spool, is_spool_bench
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from quarl_device.actor.board_bench import BoardBench
 
 MAX_ENVS = 4096
-_MAX_HZ = 10_000
 _DEFAULT_HZ = 100
 _EXAMPLES = """\
 examples:
@@ -56,7 +56,7 @@ def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
         "--seconds", type=between(1, 600), default=3, metavar="S", help="of the loop, and of the rate (default: 3)"
     )
     bench.add_argument(
-        "--hz", type=between(1, _MAX_HZ), default=_DEFAULT_HZ, metavar="N", help="control rate (default: %(default)s)"
+        "--hz", type=between(1, MAX_HZ), default=_DEFAULT_HZ, metavar="N", help="control rate (default: %(default)s)"
     )
     add_runtime_options(bench)
     add_spool_bench_options(bench)

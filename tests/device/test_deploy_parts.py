@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from quarl_device.contract import ActionSpec
 from quarl_device.deploy.acting import Busy, Loaded, make_act, make_finite
 from quarl_device.deploy.candidates import guarded
-from quarl_device.deploy.grid import Grid
 from quarl_device.deploy.limits import Guard, Wishes, guard_of, make_wishes, read_limits
 from quarl_device.deploy.machine import Fault, Phase
 from quarl_device.deploy.notes import Counters, Notes, believable_unix_s, decode_notes, encode_notes
@@ -116,29 +115,6 @@ def test_short_episodes_are_judged_at_their_end():
 def test_rules_that_cannot_be(bad):
     with pytest.raises(UsageError):
         ProbationRules(**bad)
-
-
-def test_the_grid_is_absolute():
-    grid = Grid(0.1, 0.0)
-    assert grid.deliver(0.05)
-    assert grid.due_s == pytest.approx(0.1)
-    assert not grid.deliver(0.35)  # 0.25 s late: the instants at 0.2 and 0.3 have passed
-    assert (grid.overruns, grid.skipped, grid.due_s) == (1, 2, pytest.approx(0.4))
-    assert grid.deliver(0.41)
-    grid.pause(7.0)
-    assert grid.due_s == 7.0
-
-
-@settings(deadline=None)
-@given(st.floats(0.001, 10.0), st.lists(st.floats(0.0, 50.0), min_size=1, max_size=50))
-def test_the_grid_never_lags_behind_nor_leaves_its_instants(period_s, takes):
-    grid, now_s = Grid(period_s, 0.0), 0.0
-    for taken_s in takes:
-        now_s = max(now_s, grid.due_s) + taken_s
-        in_time = grid.deliver(now_s)
-        assert in_time == (taken_s <= period_s) or abs(taken_s - period_s) < 1e-6
-        assert grid.due_s >= now_s - 1e-6 * (1 + now_s)
-        assert abs(grid.due_s / period_s - round(grid.due_s / period_s)) < 1e-3
 
 
 BOX = ActionSpec(kind="box", shape=(2,), low=(-1.0, -2.0), high=(1.0, 2.0))

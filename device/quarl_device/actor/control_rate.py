@@ -1,10 +1,4 @@
-"""Work at a fixed rate: an absolute clock, and how late each period began.
-
-A loop that sleeps a period after its work drifts by the work's time and by every late wake-up. Here period k is due at
-``start + k / hz`` whatever happened before, so lateness never adds up. A period that is not over when the next one is
-due has overrun; periods that are past by then are left out, as a controller must, since commands that are late come
-too late in a row otherwise.
-"""
+"""Work at a fixed rate, and how late each period of it began."""
 
 from __future__ import annotations
 
@@ -17,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_device.errors import UsageError
-
-MAX_HZ = 10_000
-_NS = 1_000_000_000
+from quarl_device.grid import MAX_HZ, NS, Grid
 
 
 class Clock(Protocol):
@@ -44,7 +36,7 @@ class MonotonicClock:
     def sleep_until(self, when_ns: int) -> None:
         """Return at `when_ns` or later; at once if that is past."""
         while (left_ns := when_ns - time.monotonic_ns()) > 0:
-            time.sleep(left_ns / _NS)
+            time.sleep(left_ns / NS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,34 +87,22 @@ def hold_rate(
     clock = clock or MonotonicClock()
     wanted = max(1, round(hz * duration_s))
     # A period of grace, so that the first one is not late by what it takes to come here.
-    start_ns = clock.now_ns() + round(_NS / hz)
+    grid = Grid(hz, clock.now_ns() + round(NS / hz))
     # Made and touched before the first period: a list would grow in the midst of what it measures.
     late_ns = np.full(wanted, 0, np.int64)
-    number = periods = overruns = skipped = spoken = 0
-    while number < wanted:
-        due_ns = start_ns + round(number * _NS / hz)
-        clock.sleep_until(due_ns)
-        late_ns[periods] = clock.now_ns() - due_ns
+    periods = beyond = spoken = 0
+    while grid.number < wanted:
+        clock.sleep_until(grid.due_ns)
+        late_ns[periods] = clock.now_ns() - grid.due_ns
         periods += 1
         work()
-        ended_ns = clock.now_ns()
-        following = number + 1
-        if ended_ns > start_ns + round(following * _NS / hz):
-            overruns += 1
-            following = max(following, _first_due(ended_ns - start_ns, hz))
-        skipped += min(following, wanted) - number - 1
-        number = following
-        if int(number / hz) > spoken:
-            spoken = int(number / hz)
+        grid.deliver(clock.now_ns())
+        beyond = max(0, grid.number - wanted)
+        if int(grid.number / hz) > spoken:
+            spoken = int(grid.number / hz)
             between()
-            # What this took is not the board's doing: the next period is one that is still to come.
-            number = max(number, _first_due(clock.now_ns() - start_ns, hz))
-    return rate_of(late_ns[:periods], hz=hz, overruns=overruns, skipped=skipped)
-
-
-def _first_due(since_ns: int, hz: float) -> int:
-    """Return the first period that is due so long after the start, or later."""
-    return -int(-since_ns * hz // _NS)
+            grid.leave_out(clock.now_ns())
+    return rate_of(late_ns[:periods], hz=hz, overruns=grid.overruns, skipped=grid.skipped - beyond)
 
 
 def rate_of(late_ns: Sequence[int] | NDArray[np.int64], *, hz: float, overruns: int, skipped: int) -> ControlRate:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from quarl_device.arguments import at_least
 from quarl_device.errors import QuarlError, UsageError
+from quarl_device.grid import MAX_HZ
 from quarl_device.output import write_result
 from quarl_device.runtime_options import chosen_runtime
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from quarl_device.wire.keys import PublicKey
 
 _LOG = logging.getLogger(__name__)
-_MAX_HZ = 100_000.0
 _TRAINING_ONLY = ("broker", "index", "block_steps", "max_offline", "max_offline_blocks", "max_upload", "exit_when_gone")
 
 
@@ -32,7 +32,7 @@ def add_deploy_options(run: argparse.ArgumentParser) -> None:
     """Add the options that `deploy_config` reads."""
     group = run.add_argument_group("with --mode deploy")
     group.add_argument("--policy", type=Path, metavar="FILE", help="signed policy to begin with, if it is newer")
-    group.add_argument("--hz", type=_number(0.001, _MAX_HZ), default=0.0, metavar="N", help="steps per second")
+    group.add_argument("--hz", type=_number(0.001, MAX_HZ), default=0.0, metavar="N", help="steps per second")
     group.add_argument("--episodes", type=at_least(1), metavar="N", help="end after so many")
     group.add_argument(
         "--safe-action", type=_finite, nargs="+", default=(), metavar="A", help="acts when no good policy is there"

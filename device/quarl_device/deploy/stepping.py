@@ -8,11 +8,11 @@ from typing import Any
 
 from quarl_device.deploy.acting import Act, Busy, make_finite
 from quarl_device.deploy.config import DeployConfig
-from quarl_device.deploy.grid import Grid
 from quarl_device.deploy.limits import guard_of
 from quarl_device.deploy.notes import Tally
 from quarl_device.environments import first_line, make_single, missing_part, spaces_to_specs
 from quarl_device.errors import EnvironmentMisbehaved, QuarlError
+from quarl_device.grid import NS, Grid
 
 TICK_S = 0.25
 
@@ -34,7 +34,7 @@ class Stepping(ABC):
             config.wishes, spaces_to_specs(self._world.observation_space, self._world.action_space)[1]
         )
         self._finite = make_finite(self._world.observation_space)
-        self._grid = Grid(1.0 / config.hz, time.monotonic()) if config.hz else None
+        self._grid = Grid(config.hz, time.monotonic_ns()) if config.hz else None
         self._busy = Busy()
         self._tally = Tally()
         self._act: Act | None = None
@@ -67,7 +67,7 @@ class Stepping(ABC):
 
     def _play(self) -> None:
         """Play one episode, or until nothing is left that may act."""
-        observation, grid, step, clock = self._reset(), self._grid, self._world.step, time.monotonic
+        observation, grid, step, clock = self._reset(), self._grid, self._world.step, time.monotonic_ns
         total, steps_before = 0.0, self._steps
         if grid is not None:
             grid.pause(clock())
@@ -75,7 +75,7 @@ class Stepping(ABC):
             if self._raised:
                 self._attend()
             if grid is not None:
-                self._sleep_until(grid.due_s)
+                self._sleep_until(grid.due_ns)
             action = self._choose(observation)
             if action is None or self._reason:
                 return
@@ -153,9 +153,9 @@ class Stepping(ABC):
         elif self._steps == self._config.max_steps:
             self.stop("all steps made")
 
-    def _sleep_until(self, due_s: float) -> None:
-        while not self._reason and (left_s := due_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, TICK_S))
+    def _sleep_until(self, due_ns: int) -> None:
+        while not self._reason and (left_ns := due_ns - time.monotonic_ns()) > 0:
+            time.sleep(min(left_ns / NS, TICK_S))
 
     def _misbehaved(self, call: str, error: Exception) -> QuarlError:
         env_id = self._config.env.env_id
