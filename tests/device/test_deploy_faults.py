@@ -5,14 +5,17 @@ Whatever happens, the board ends on a policy that has passed its self-test, or o
 
 import dataclasses
 import itertools
+import os
 import shutil
 import threading
 
+import gymnasium
 import numpy as np
 import pytest
 from deploy_factory import (
     ACROBOT,
     CARTPOLE,
+    KEY,
     OTHER_KEY,
     PENDULUM,
     RUNTIME,
@@ -27,13 +30,14 @@ from deploy_factory import (
     wrong_golden,
 )  # fmt: skip
 
+from quarl_device.deploy.activation import hand_over
 from quarl_device.deploy.boot import NOTHING, PREVIOUS_ONLY
 from quarl_device.deploy.limits import Wishes
 from quarl_device.deploy.machine import Event, Kind, Phase, Rules
 from quarl_device.deploy.notes import read_notes, write_notes
 from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import EnvironmentMisbehaved, StateUnwritable
+from quarl_device.errors import EnvironmentMisbehaved, OlderVersion, StateUnwritable, UsageError
 
 ONE, TWO, THREE = signed(1), signed(2), signed(3)
 
@@ -296,7 +300,84 @@ def test_a_settled_policy_that_fails_gives_its_slot_to_the_previous_one(tmp_path
     board = Board(tmp_path, runtime=Sick(nan)).live(episodes=2)
     assert (board.acting, board.phase) == (digest(ONE), Phase.PARKED)
     assert slots.read(Slot.CURRENT) == ONE
+    # It is remembered, so that a unit's `--policy` does not bring it back at every start.
+    assert slots.read(Slot.REFUSED) == TWO
     assert Board(tmp_path).live(episodes=1).phase is Phase.SETTLED
+
+
+def test_where_the_disk_has_no_links_the_previous_one_moves_up_all_the_same(tmp_path, monkeypatch):
+    def no_links(*_, **__):
+        raise OSError(1, "Operation not permitted")
+
+    slots = settled(tmp_path)
+    slots.offer(TWO)
+    Board(tmp_path).live()
+    monkeypatch.setattr(os, "link", no_links)
+    assert Board(tmp_path, runtime=Sick(nan)).live(episodes=2).acting == digest(ONE)
+    assert slots.read(Slot.CURRENT) == ONE
+    assert not slots.there(Slot.REFUSED)
+
+
+class Ended(BaseException):
+    """What `os._exit` is here."""
+
+
+def test_a_start_whose_policies_do_not_load_in_time_ends(tmp_path, monkeypatch):
+    """A delegate hangs: a process that a supervisor takes for alive would do nothing for ever."""
+    settled(tmp_path)
+    codes, ended = [], threading.Event()
+
+    def leave(code):
+        codes.append(code)
+        ended.set()
+
+    def hangs(*_):
+        assert ended.wait(30)
+        raise Ended
+
+    monkeypatch.setattr("quarl_device.deploy.agent.os._exit", leave)
+    monkeypatch.setattr("quarl_device.deploy.candidates.Loaded.load", hangs)
+    board = Board(tmp_path, rules=Rules(work_s=0.05))
+    with pytest.raises(Ended):
+        board.run()
+    assert codes == [55]
+
+
+def test_the_safe_action_acts_while_the_first_policy_is_looked_at(tmp_path):
+    settled_elsewhere = tmp_path / "other"
+    board = Board(settled_elsewhere, safe=(0.0,), max_steps=3)
+    board._slots.offer(ONE)
+    board._worker.do = lambda job: None  # it is still at it
+    board.run()
+    counters = board._snapshot().counters
+    assert (board._steps, counters.safe_steps) == (3, 3)
+
+
+def test_a_policy_that_crashed_too_often_is_not_there_already_and_can_be_tried_again(tmp_path):
+    slots = two_good(tmp_path)
+    assert hand_over(TWO, slots, KEY.public, RUNTIME, allow_older=False).already
+    notes = read_notes(slots.notes_path)[0]
+    write_notes(slots.notes_path, dataclasses.replace(notes, level=PREVIOUS_ONLY))
+    with pytest.raises(OlderVersion, match="has the number of the current one") as refused:
+        hand_over(TWO, slots, KEY.public, RUNTIME, allow_older=False)
+    assert "--allow-older" in refused.value.hint
+    assert not hand_over(TWO, slots, KEY.public, RUNTIME, allow_older=True).already
+    board = Board(tmp_path).live()
+    assert (board.phase, board.acting) == (Phase.SETTLED, digest(TWO))
+
+
+def test_a_safe_action_that_the_environment_would_refuse_is_told_at_the_start(tmp_path):
+    """In float64 a bound of 0.1 is less than the float32 that is nearest to it."""
+    with pytest.raises(UsageError, match="a little further inside"):
+        Board(tmp_path, env=EnvSpec(env_id="QuarlNarrow-v0"), safe=(0.1,))
+
+
+class Narrow(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-0.1, 0.1, (1,), np.float64)
+
+
+gymnasium.register("QuarlNarrow-v0", Narrow)
 
 
 def two_good(state):

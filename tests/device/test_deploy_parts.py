@@ -124,10 +124,8 @@ FEW = ActionSpec(kind="discrete", n=3, start=5)
 @pytest.mark.parametrize(
     ("wishes", "low", "high", "safe"),
     [
-        ({}, [-1, -2], [1, 2], None),
         ({"low": (-0.5,), "high": (0.5,)}, [-0.5, -0.5], [0.5, 0.5], None),
         ({"low": (-0.5, -1), "high": (0.5, 1.5), "safe_action": (0.25, -1)}, [-0.5, -1], [0.5, 1.5], [0.25, -1]),
-        ({"safe_action": (0.0,)}, [-1, -2], [1, 2], [0, 0]),
     ],
 )
 def test_limits_of_a_box(wishes, low, high, safe):
@@ -135,6 +133,12 @@ def test_limits_of_a_box(wishes, low, high, safe):
     assert (guard.low.tolist(), guard.high.tolist()) == (low, high)
     assert guard.low.dtype == np.float32
     assert (guard.safe_action is None) if safe is None else guard.safe_action.tolist() == safe
+
+
+def test_nothing_is_limited_where_nobody_asks_for_it():
+    assert guard_of(Wishes(), BOX).low is None
+    guard = guard_of(Wishes(safe_action=(0.0,)), BOX)
+    assert (guard.low, guard.safe_action.tolist()) == (None, [0, 0])
 
 
 @pytest.mark.parametrize(

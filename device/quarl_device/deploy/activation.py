@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quarl_device.deploy.boot import SOUND
 from quarl_device.deploy.candidates import check_newer
+from quarl_device.deploy.notes import read_notes
 from quarl_device.deploy.signed import SignedPolicy, load_signed, open_signed
 from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.environments import show_action
@@ -21,7 +23,7 @@ class Handed:
         name: its version.
         digest: sha256 of the policy file.
         running: whether an agent is there that takes it within a second.
-        already: whether it is current, so that nothing was to be done.
+        already: whether it is current and trusted, so that nothing was to be done.
     """
 
     name: str
@@ -47,7 +49,9 @@ def hand_over(data: bytes, slots: Slots, key: PublicKey, runtime: PolicyRuntime,
         StateUnwritable: the disk refuses.
     """
     signed = open_signed(data, key)
-    already = slots.holds(Slot.CURRENT, signed.sha256) and not slots.there(Slot.TRIAL)
+    # In its slot a policy may lie that crashed too often to act: that one is not there already, and can be tried again.
+    trusted = read_notes(slots.notes_path)[0].level == SOUND
+    already = trusted and slots.holds(Slot.CURRENT, signed.sha256) and not slots.there(Slot.TRIAL)
     if not already:
         check_offer(signed, slots, key, allow_older=allow_older)
         load_signed(signed, runtime)

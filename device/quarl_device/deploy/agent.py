@@ -35,6 +35,7 @@ from quarl_device.wire.strict_json import one_line
 _LOG = logging.getLogger(__name__)
 _LEAVE_S = 5.0
 _DISK_PAUSE_S = 30.0
+_LOADED_AT_START = 3  # current, previous, and one on probation
 _TAKES_OFFERS = (Phase.EMPTY, Phase.WAITING, Phase.SETTLED, Phase.PARKED)
 
 
@@ -90,8 +91,13 @@ class DeployAgent(Stepping):
         """
         ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         raised = False
+        # What lies on the disk is loaded here, for which nobody else has an eye yet.
+        boot = threading.Timer(_LOADED_AT_START * self._rules.work_s, self._die_at_the_start)
+        boot.daemon = True
+        boot.start()
         try:
             self._boot()
+            boot.cancel()
             ticker.start()
             self._await_first()
             while not self._reason:
@@ -104,6 +110,7 @@ class DeployAgent(Stepping):
             self._reason, raised = one_line(f"error: {error}", max_length=200), True
             raise
         finally:
+            boot.cancel()
             self._leave(ticker, raised=raised)
         return self._summary()
 
@@ -140,10 +147,10 @@ class DeployAgent(Stepping):
             self._fail(failed)
 
     def _await_first(self) -> None:
-        """Where nothing may act, let a policy that lies there do so from the first step on, within its deadlines."""
+        """Have a policy that lies there looked at; where nothing may act, not even the safe action, wait for it."""
         if self._state.phase is Phase.EMPTY and self._slots.there(Slot.INCOMING):
             self._happen(Kind.OFFERED)
-        while self._state.phase in (Phase.VERIFYING, Phase.TESTING) and not self._reason:
+        while self._act is None and self._state.phase in (Phase.VERIFYING, Phase.TESTING) and not self._reason:
             self._changed.wait(TICK_S)
             self._attend()
 
@@ -385,6 +392,11 @@ class DeployAgent(Stepping):
         last = threading.Thread(target=self._write, args=(replace(self._snapshot(), fault=fault),), daemon=True)
         last.start()
         last.join(1.0)
+        os._exit(PolicyFailed.code)
+
+    def _die_at_the_start(self) -> None:
+        """End a process that does not come to act: notes say already that this start did not end cleanly."""
+        _LOG.critical("fault %d: loading the policies has not ended; this process ends", PolicyFailed.code)
         os._exit(PolicyFailed.code)
 
     def _snapshot(self) -> Notes:

@@ -43,7 +43,7 @@ class Guard:
     """The same for one action space.
 
     Attributes:
-        low: float32 [*shape] of a box; the space's own bounds where nobody gave any. `None` in a discrete space.
+        low: float32 [*shape] of a box; `None` where nobody gave limits: a policy's actions lie within its space.
         high: likewise.
         safe_action: as the environment takes it: an int, or float32 [*shape]; `None` for none.
     """
@@ -129,6 +129,8 @@ def guard_of(wishes: Wishes, action: ActionSpec) -> Guard:
                 f"the safe action {_show(safe)} is not within {_show(given_low)}..{_show(given_high)}",
                 hint="--safe-action VALUE, once for all elements or once for each",
             )
+    if not wishes.low and not wishes.high:
+        return Guard(safe_action=_float32(safe))
     return Guard(low=given_low.astype(np.float32), high=given_high.astype(np.float32), safe_action=_float32(safe))
 
 

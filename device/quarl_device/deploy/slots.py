@@ -207,9 +207,12 @@ class Slots:
 
     def drop(self, digest: str) -> None:
         """Take its slot from a policy that failed; the previous one moves up. Raises StateUnwritable."""
-        if self.holds(Slot.CURRENT, digest):
-            up = self.there(Slot.PREVIOUS)
-            self._move(*((Slot.PREVIOUS, Slot.CURRENT) if up else (Slot.CURRENT, Slot.REFUSED)))
+        if self.holds(Slot.CURRENT, digest) and self.there(Slot.PREVIOUS):
+            # One rename, so that no kill finds a gap; what it takes the name from is kept under another one first.
+            self._keep_as_refused(Slot.CURRENT)
+            self._move(Slot.PREVIOUS, Slot.CURRENT)
+        elif self.holds(Slot.CURRENT, digest):
+            self._move(Slot.CURRENT, Slot.REFUSED)
         elif self.holds(Slot.PREVIOUS, digest):
             self._move(Slot.PREVIOUS, Slot.REFUSED)
 
@@ -289,6 +292,14 @@ class Slots:
         """Leave no gap, which would say that a policy on probation had passed."""
         if self.there(Slot.PREVIOUS) and not self.there(Slot.CURRENT):
             self._move(Slot.PREVIOUS, Slot.CURRENT)
+
+    def _keep_as_refused(self, slot: Slot) -> None:
+        """Let `refused` name a file as well; where the disk has no links, nobody remembers that it failed."""
+        link = self.directory / "refused.link"
+        with contextlib.suppress(OSError):
+            link.unlink(missing_ok=True)
+            os.link(self.path(slot), link)
+            link.replace(self.path(Slot.REFUSED))
 
     def _write(self, path: Path, data: bytes, what: str) -> None:
         write_atomic(path, data, error=StateUnwritable, what=what)

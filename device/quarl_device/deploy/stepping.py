@@ -6,12 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
+
 from quarl_device.deploy.acting import Act, Busy, make_finite
 from quarl_device.deploy.config import DeployConfig
 from quarl_device.deploy.limits import guard_of
 from quarl_device.deploy.notes import Tally
 from quarl_device.environments import first_line, make_single, missing_part, spaces_to_specs
-from quarl_device.errors import EnvironmentMisbehaved, QuarlError
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UsageError
 from quarl_device.grid import NS, Grid
 
 TICK_S = 0.25
@@ -33,6 +35,12 @@ class Stepping(ABC):
         self._guard = guard_of(
             config.wishes, spaces_to_specs(self._world.observation_space, self._world.action_space)[1]
         )
+        safe = self._guard.safe_action
+        if safe is not None and not self._world.action_space.contains(safe):
+            raise UsageError(
+                f"the safe action {np.ravel(safe)[:4].tolist()} is not in {self._world.action_space}, as float32",
+                hint="--safe-action a little further inside",
+            )
         self._finite = make_finite(self._world.observation_space)
         self._grid = Grid(config.hz, time.monotonic_ns()) if config.hz else None
         self._busy = Busy()
