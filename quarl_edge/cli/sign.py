@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -55,34 +56,25 @@ def sign(
     public = target.parent / _PUBLIC
     _keep_public(key.public, public)
     write_atomic(target, data, error=ModelFileError, what="signed policy file")
+    _show(file.contract.env_id, target, public, {"version": number, "sha256": file.sha256, "bytes": len(data)}, output)
+
+
+def _show(env_id: str, target: Path, public: Path, made: Mapping[str, int | str], output: Format) -> None:
     if output is Format.JSON:
-        write_json(
-            {
-                "path": str(target),
-                "version": number,
-                "sha256": file.sha256,
-                "bytes": len(data),
-                "public_key": str(public),
-                "env": file.contract.env_id,
-            }
-        )
+        write_json({"path": str(target), **made, "public_key": str(public), "env": env_id})
         return
     rows = [
-        ("version", str(number)),
-        ("environment", file.contract.env_id or "none named"),
-        ("size", f"{len(data):,} bytes"),
+        ("version", str(made["version"])),
+        ("environment", env_id or "none named"),
+        ("size", f"{made['bytes']:,} bytes"),
         ("public key", str(public)),
     ]
     signed, trusted = shlex.quote(str(target)), shlex.quote(str(public))
-    write_table(
-        str(target),
-        rows,
-        [
-            f"quarl-device run --mode deploy --policy {signed} --learner-key {trusted}",
-            f"quarl-device activate {signed}",
-        ],
-        below=[f"sha256 {file.sha256}"],
-    )
+    steps = [
+        f"quarl-device run --mode deploy --policy {signed} --learner-key {trusted}",
+        f"quarl-device activate {signed}",
+    ]
+    write_table(str(target), rows, steps, below=[f"sha256 {made['sha256']}"])
 
 
 def _keep_public(key: PublicKey, path: Path) -> None:
