@@ -130,8 +130,8 @@ class LineProgress:
 
     def note(self, text: str) -> None:
         """Show one line."""
-        # Nobody may be reading any more (`2>&1 | head`); that is no reason to end a run.
-        with contextlib.suppress(BrokenPipeError):
+        # Nobody may be reading any more (`2>&1 | head`), or the log's disk is full: no reason to end a run.
+        with contextlib.suppress(OSError):
             self._stream.write(text + "\n")
             self._stream.flush()
 

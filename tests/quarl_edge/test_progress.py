@@ -102,12 +102,23 @@ def test_the_limiters_reasons_are_known_as_passing_ones():
     assert "[" not in format_status(dataclasses.replace(TRAINING, blocked=limiter.why_blocked(64)), 77)
 
 
-def test_a_reader_that_has_gone_does_not_end_a_run():
-    class Gone(io.StringIO):
-        def write(self, _text):
-            raise BrokenPipeError
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
+def test_a_reader_that_has_gone_or_a_log_on_a_full_disk_does_not_end_a_run(error):
+    class Full(io.StringIO):
+        refuses = True
 
-    LineProgress(Gone()).note("nobody reads this")
+        def write(self, text):
+            if self.refuses:
+                raise error
+            return super().write(text)
+
+    log = Full()
+    progress = LineProgress(log)
+    progress.note("nobody reads this")
+    progress.show(TRAINING)
+    log.refuses = False
+    progress.note("this again")
+    assert log.getvalue() == "this again\n"
 
 
 def test_the_live_line_shows_what_stands_in_brackets(monkeypatch):
