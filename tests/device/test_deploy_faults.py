@@ -36,6 +36,7 @@ from quarl_device.deploy.limits import Wishes
 from quarl_device.deploy.machine import Event, Kind, Phase, Rules
 from quarl_device.deploy.notes import read_notes, write_notes
 from quarl_device.deploy.slots import Slot, Slots
+from quarl_device.deploy.worker import Worker
 from quarl_device.environments import EnvSpec
 from quarl_device.errors import EnvironmentMisbehaved, OlderVersion, StateUnwritable, UsageError
 
@@ -343,14 +344,48 @@ def test_a_start_whose_policies_do_not_load_in_time_ends(tmp_path, monkeypatch):
     assert codes == [55]
 
 
-def test_the_safe_action_acts_while_the_first_policy_is_looked_at(tmp_path):
-    settled_elsewhere = tmp_path / "other"
-    board = Board(settled_elsewhere, safe=(0.0,), max_steps=3)
+class SlowToLook(Board):
+    """Its worker begins when the environment has made ten steps."""
+
+    def __init__(self, state, **config):
+        super().__init__(state, **config)
+        self._worker, self.ten = Worker(), threading.Event()
+        self._worker.do(lambda: self.ten.wait(30))
+
+    def _finite_and_count(self, observation):
+        if self._steps == 10:
+            self.ten.set()
+        return True
+
+    def run(self):
+        self._finite = self._finite_and_count
+        return super().run()
+
+
+def test_the_safe_action_acts_while_the_first_policy_is_looked_at_and_counts_for_nothing(tmp_path):
+    board = SlowToLook(tmp_path, safe=(0.0,), max_episodes=2)
     board._slots.offer(ONE)
-    board._worker.do = lambda job: None  # it is still at it
-    board.run()
-    counters = board._snapshot().counters
-    assert (board._steps, counters.safe_steps) == (3, 3)
+    summary = board.run()
+    assert summary.counters.safe_steps >= 10
+    assert (summary.phase, summary.version, summary.reason) == (Phase.SETTLED, "1", "all episodes made")
+
+
+def test_what_was_handed_over_before_the_start_has_the_episodes_that_were_asked_for(tmp_path):
+    settled(tmp_path)
+    board = SlowToLook(tmp_path, max_episodes=2)
+    board._slots.offer(TWO)
+    summary = board.run()
+    assert (summary.phase, summary.version) == (Phase.SETTLED, "2")
+    assert summary.episodes > 2
+    assert summary.return_mean == 8  # each episode is cut off after eight steps
+
+
+def test_steps_count_again_when_the_first_look_has_found_nothing(tmp_path):
+    board = SlowToLook(tmp_path, safe=(0.0,), max_steps=3)
+    board._slots.offer(wrong_golden(1))
+    summary = board.run()
+    assert (summary.phase, summary.reason) == (Phase.EMPTY, "all steps made")
+    assert summary.steps == summary.counters.safe_steps >= 13
 
 
 def test_a_policy_that_crashed_too_often_is_not_there_already_and_can_be_tried_again(tmp_path):

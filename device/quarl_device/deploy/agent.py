@@ -37,6 +37,7 @@ _LEAVE_S = 5.0
 _DISK_PAUSE_S = 30.0
 _LOADED_AT_START = 3  # current, previous, and one on probation
 _TAKES_OFFERS = (Phase.EMPTY, Phase.WAITING, Phase.SETTLED, Phase.PARKED)
+_LOOKS = (Phase.VERIFYING, Phase.TESTING)
 
 
 class DeployAgent(Stepping):
@@ -82,6 +83,7 @@ class DeployAgent(Stepping):
         self._worker = Worker()
         self._began_s = time.monotonic()
         self._no_offer_before_s = 0.0
+        self._first_look = False
 
     def run(self) -> DeploySummary:
         """Act until stopped, or until all episodes or steps are made.
@@ -147,10 +149,15 @@ class DeployAgent(Stepping):
             self._fail(failed)
 
     def _await_first(self) -> None:
-        """Have a policy that lies there looked at; where nothing may act, not even the safe action, wait for it."""
-        if self._state.phase is Phase.EMPTY and self._slots.there(Slot.INCOMING):
+        """Have a policy that lies there looked at; where nothing may act, not even the safe action, wait for it.
+
+        What else acts goes on meanwhile, but `--episodes` and `--steps`, meant for the policy, count afterwards.
+        """
+        if self._state.phase in _TAKES_OFFERS and self._slots.there(Slot.INCOMING):
+            self._first_look = True
+            self._count_nothing()
             self._happen(Kind.OFFERED)
-        while self._act is None and self._state.phase in (Phase.VERIFYING, Phase.TESTING) and not self._reason:
+        while self._act is None and self._state.phase in _LOOKS and not self._reason:
             self._changed.wait(TICK_S)
             self._attend()
 
@@ -178,7 +185,7 @@ class DeployAgent(Stepping):
             version=acting.signed.name if acting else "",
             steps=self._steps,
             episodes=self._episodes,
-            return_mean=self._returned / self._episodes if self._episodes else 0.0,
+            return_mean=self._return_mean,
             counters=self._snapshot().counters,
             fault=self._state.fault,
         )
@@ -240,6 +247,9 @@ class DeployAgent(Stepping):
     def _change(self, before: Deployment | None) -> None:
         """Note and tell what is new."""
         state, self._dirty = self._state, True
+        if self._first_look and state.phase not in _LOOKS:
+            self._first_look = False
+            self._count_from_here()
         acting = self._candidates.loaded.get(state.acting)
         if before is None or (before.phase, before.acting) != (state.phase, state.acting):
             name = f"version {acting.signed.name}" if acting else self._resting_words()

@@ -78,7 +78,7 @@ class DeploySummary:
         version: its name, "" for none.
         steps: environment steps of this life.
         episodes: whole episodes.
-        return_mean: of these, 0 for none.
+        return_mean: of those that count towards `max_episodes`, 0 for none.
         counters: of the state directory, this life included.
         fault: the last one.
     """

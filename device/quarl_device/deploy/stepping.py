@@ -50,6 +50,9 @@ class Stepping(ABC):
         self._reason = ""
         self._steps = self._episodes = self._resets = 0
         self._returned = 0.0
+        self._last_step = self._last_episode = 0  # that end the run; 0 for never
+        self._first_episode = 0
+        self._count_from_here()
 
     @abstractmethod
     def _attend(self) -> None:
@@ -72,6 +75,22 @@ class Stepping(ABC):
         # No lock is taken: a signal may find this very thread inside of one.
         self._reason = self._reason or reason
         self._raised = True
+
+    def _count_from_here(self) -> None:
+        """Let the steps and episodes that end the run begin here."""
+        most_steps, most_episodes = self._config.max_steps, self._config.max_episodes
+        self._last_step = self._steps + most_steps if most_steps else 0
+        self._last_episode = self._episodes + most_episodes if most_episodes else 0
+        self._first_episode, self._returned = self._episodes, 0.0
+
+    @property
+    def _return_mean(self) -> float:
+        """Mean return of the episodes that count, 0 for none."""
+        return self._returned / max(self._episodes - self._first_episode, 1)
+
+    def _count_nothing(self) -> None:
+        """Let no number of steps or episodes end the run."""
+        self._last_step = self._last_episode = 0
 
     def _play(self) -> None:
         """Play one episode, or until nothing is left that may act."""
@@ -100,7 +119,7 @@ class Stepping(ABC):
             if ended:
                 self._end_episode(total, self._steps - steps_before)
                 return
-            if self._steps == self._config.max_steps:
+            if self._steps == self._last_step:
                 self.stop("all steps made")
 
     def _choose(self, observation: Any) -> Any:
@@ -156,9 +175,9 @@ class Stepping(ABC):
         self._episodes += 1
         self._returned += total
         self._episode_ended(steps)
-        if self._episodes == self._config.max_episodes:
+        if self._episodes == self._last_episode:
             self.stop("all episodes made")
-        elif self._steps == self._config.max_steps:
+        elif self._steps == self._last_step:
             self.stop("all steps made")
 
     def _sleep_until(self, due_ns: int) -> None:
