@@ -40,6 +40,17 @@ def read_capped(path: Path, *, cap_bytes: int, error: type[QuarlError], what: st
     return data
 
 
+def is_there(path: Path) -> bool:
+    """Return whether there is a file, without ever raising: only "not found" is none, where `exists` raises EIO."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Put the name of a file before what is said of its content."""

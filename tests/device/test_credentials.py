@@ -183,6 +183,17 @@ def test_an_error_of_another_broker_than_theirs_says_so(folder, other):
     assert caught.value.hint == (named if other else "is it running?")
 
 
+def test_a_folder_that_may_not_be_looked_into_is_said(folder, monkeypatch):
+    def denied(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", denied)
+        patch.setattr("quarl_device.files._open_without_waiting", denied)
+        with pytest.raises(CredentialsError, match=r"credentials.toml: Permission denied"):
+            Credentials.load(folder)
+
+
 def test_the_variable_names_them_where_nothing_else_does(folder, monkeypatch, tmp_path):
     monkeypatch.delenv("QUARL_CREDENTIALS", raising=False)
     assert find_credentials(None) is None

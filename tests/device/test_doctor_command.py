@@ -182,16 +182,18 @@ def test_a_reading_that_fails_is_a_finding_and_the_others_are_made(name, check, 
     assert "broker" in found
 
 
-@pytest.mark.parametrize("option", ["--state-dir", "--credentials"])
-def test_a_folder_that_may_not_be_looked_at_is_a_finding(option, capsys, monkeypatch, tmp_path):
-    real = Path.is_dir
+@pytest.mark.parametrize(
+    ("option", "call", "check"), [("--state-dir", "is_dir", "disk"), ("--credentials", "stat", "credentials")]
+)
+def test_a_folder_that_may_not_be_looked_at_is_a_finding(option, call, check, capsys, monkeypatch, tmp_path):
+    real = getattr(Path, call)
 
-    def is_dir(self):
+    def look(self, **how):
         if self.name == "shut":
             raise PermissionError(13, "Permission denied")
-        return real(self)
+        return real(self, **how)
 
-    monkeypatch.setattr(Path, "is_dir", is_dir)
+    monkeypatch.setattr(Path, call, look)
     code, (out, err) = doctor(option, str(tmp_path / "shut"), capsys=capsys)
     assert (code, err) == (59, "")
-    assert f"problem {'disk' if option == '--state-dir' else 'credentials':13}could not look: PermissionError" in out
+    assert f"problem {check:13}could not look: PermissionError" in out

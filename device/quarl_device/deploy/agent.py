@@ -23,11 +23,12 @@ from quarl_device.deploy.config import DeployConfig, DeploySummary, OnChange, Re
 from quarl_device.deploy.machine import Decision, Deployment, Do, Event, Fault, Kind, Phase, Rules, handle
 from quarl_device.deploy.notes import Notes, believable_unix_s, read_notes, write_notes
 from quarl_device.deploy.probation import Probation
-from quarl_device.deploy.slots import Slot, Slots, is_there
+from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.deploy.stepping import TICK_S, Stepping
 from quarl_device.deploy.worker import Worker
 from quarl_device.environments import first_line
 from quarl_device.errors import PolicyFailed, QuarlError, StateUnwritable
+from quarl_device.files import is_there
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.strict_json import one_line

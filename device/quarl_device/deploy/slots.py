@@ -27,7 +27,7 @@ from pathlib import Path
 
 from quarl_device.deploy.signed import read_signed
 from quarl_device.errors import AgentInUse, KeyFileError, KeyMismatch, ModelFileError, StateUnwritable
-from quarl_device.files import read_capped, sync_directory, write_atomic
+from quarl_device.files import is_there, read_capped, sync_directory, write_atomic
 from quarl_device.wire.keys import PublicKey
 
 FOLDER = "deploy"
@@ -313,17 +313,6 @@ class Slots:
                 f"policy {source} cannot become {target} in {self.directory}: {cause.strerror}",
                 hint="is the disk mounted for writing?",
             ) from cause
-
-
-def is_there(path: Path) -> bool:
-    """Return whether there is a file, without ever raising: only "not found" is none, where `exists` raises EIO."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _locked(handle: int, kind: int) -> bool:

@@ -22,6 +22,7 @@ from quarl_device.doctor.link_checks import (
 )
 from quarl_device.doctor.link_readings import read_certificate, read_link, read_modes, read_own_certificate
 from quarl_device.errors import CredentialsError
+from quarl_device.files import is_there
 from quarl_device.link.credentials import CREDENTIALS_VARIABLE
 from quarl_device.spool.directory import is_in_use, spool_of
 
@@ -61,7 +62,7 @@ def examine_link(questions: Questions, state: Path) -> Iterator[Finding]:
 
 
 def _modes(folder: Path) -> Iterator[Finding]:
-    if folder.is_dir():
+    if is_there(folder):
         yield check_modes(str(folder), read_modes(folder))
 
 

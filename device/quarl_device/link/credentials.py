@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from quarl_device.errors import BrokerUnreachable, CredentialsError, UsageError
-from quarl_device.files import read_capped
+from quarl_device.files import is_there, read_capped
 from quarl_device.link.url import BrokerURL
 from quarl_device.names import check_name
 
@@ -78,7 +78,7 @@ class Credentials:
         Raises:
             CredentialsError: something is missing, damaged, expired, not yet valid, or the key is open to others.
         """
-        if not folder.is_dir():
+        if not is_there(folder):
             raise CredentialsError(f"no such directory of credentials: {folder}", hint="quarl-edge enroll makes one")
         said = _read_toml(folder / TOML_FILE)
         check_private(folder / KEY_FILE)
@@ -100,13 +100,13 @@ class Credentials:
     def learner_key(self) -> Path | None:
         """The file with the learner's public key, if it came along."""
         path = self.folder / LEARNER_PUBLIC_FILE
-        return path if path.exists() else None
+        return path if is_there(path) else None
 
     @property
     def signing_key(self) -> Path | None:
         """The file with a learner's signing key, if it came along."""
         path = self.folder / SIGNING_KEY_FILE
-        return path if path.exists() else None
+        return path if is_there(path) else None
 
     def tls(self) -> ssl.SSLContext:
         """Return a context that shows this client's certificate and trusts its authority alone, from TLS 1.2 on.
