@@ -33,7 +33,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     yield tmp_path
-    for name in ("QuarlOwn-v3", "Other-v0"):
+    for name in ("QuarlOwn-v3", "Other-v0", "World"):
         gymnasium.registry.pop(name, None)
     sys.modules.pop("quarl_own", None)
 
@@ -110,13 +110,19 @@ def test_an_id_that_the_module_does_not_register(world):
     assert "gymnasium.register('Zzzzzz-v0'" in refusal("quarl_own:Zzzzzz-v0").hint
 
 
-def test_a_class_in_the_place_of_an_id(world):
-    error = refusal("quarl_own:World")
-    assert "names a class" in error.message
-    assert "gymnasium.register('World-v0', entry_point='quarl_own:World')" in error.hint
-    assert "then: quarl_own:World-v0" in error.hint
-    # Its id is known where it is called alike.
-    assert refusal("quarl_own:Other").hint == "did you mean quarl_own:Other-v0?"
+def test_a_class_is_registered_by_its_name(world):
+    check_registered("quarl_own:World", allow_module=True)
+    spec = gymnasium.registry["World"]
+    assert (spec.max_episode_steps, spec.entry_point.__name__) == (None, "World")
+    env = make_single(EnvSpec(env_id="quarl_own:World"), seed=0, allow_module=True)
+    assert type(env.unwrapped).__name__ == "World"
+    # Who has it by wire or from a file gets what this machine's user has named, and nothing is imported for it.
+    check_registered("World")
+
+
+def test_a_class_that_is_no_environment(world):
+    (world / "quarl_own.py").write_text(WORLD + "class Thing: pass")
+    assert "names a class that is no gymnasium.Env" in refusal("quarl_own:Thing").message
 
 
 def test_an_id_from_elsewhere_that_is_not_registered_says_how_to_name_its_module():

@@ -1,7 +1,8 @@
 """Ids of environments: what may be made here, and what to say of an id that may not.
 
-An id is ``name``, or ``module:name`` as gymnasium writes it. Importing a module runs it, so only a person's own command
-line may name one. What travels by wire, or lies in a policy file or a run, is the name alone.
+An id is ``name``, or ``module:name`` as gymnasium writes it; the name may also be that of an environment's class in the
+module, which is registered by its name then, without a time limit. Importing a module runs it, so only a person's own
+command line may name one. What travels by wire, or lies in a policy file or a run, is the name alone.
 """
 
 from __future__ import annotations
@@ -63,9 +64,20 @@ def find_spec(env_id: str, *, allow_module: bool) -> GymnasiumSpec:
     elif (family := family_of_id(name)) is not None:
         _register(family, shown)
     found = gymnasium.registry.get(name)
+    if found is None and module is not None:
+        found = _class_of(module, name)
     if found is None:
         raise _unknown(name, shown, module)
     return found
+
+
+def _class_of(module: ModuleType, name: str) -> GymnasiumSpec | None:
+    """Register an environment's class that a person has named, `None` where the module has none of that name."""
+    found = getattr(module, name, None)
+    if not (inspect.isclass(found) and issubclass(found, gymnasium.Env)):
+        return None
+    gymnasium.register(name, entry_point=found)
+    return gymnasium.registry[name]
 
 
 def _unknown(name: str, shown: str, module: ModuleType | None) -> UnknownEnvironment:
@@ -78,12 +90,8 @@ def _unknown(name: str, shown: str, module: ModuleType | None) -> UnknownEnviron
         return UnknownEnvironment(
             f"no environment {shown} is registered", hint=f"{suggestion} {own}" if suggestion else own
         )
-    code = f"gymnasium.register('{name[:MAX_ENV_ID]}-v0', entry_point='{prefix}{name[:MAX_ENV_ID]}')"
     if inspect.isclass(getattr(module, name, None)):
-        return UnknownEnvironment(
-            f"{shown} names a class; an id that {module.__name__} registers is needed",
-            hint=suggestion or f"in {module.__name__}: {code}; then: {prefix}{name[:MAX_ENV_ID]}-v0",
-        )
+        return UnknownEnvironment(f"{shown} names a class that is no gymnasium.Env", hint=suggestion)
     return UnknownEnvironment(
         f"{module.__name__} is imported, but registers no environment {shown}",
         hint=suggestion or f"call gymnasium.register('{name[:MAX_ENV_ID]}', entry_point=...) where it is imported",
