@@ -69,7 +69,7 @@ def look_at(config: TrainConfig) -> Task:
         UnsupportedSpace: the algorithm does not take its spaces.
         UsageError: a policy that no push could carry, or a budget in which nothing can be learned.
     """
-    env = make_single(EnvSpec(env_id=config.env_id, flat=True), allow_module=True)
+    env = make_single(EnvSpec(env_id=config.env_id, flat=True, wrappers=config.wrappers), allow_module=True)
     try:
         observations, action = spaces_to_specs(env.observation_space, env.action_space)
         _check_action(config, action)

@@ -20,6 +20,8 @@ CONTRACT_SCHEMA = 1
 BARE_KEY = "observation"
 MAX_OBSERVATION_KEYS = 64
 MAX_ELEMENTS = 4_194_304
+MAX_WRAPPERS = 16
+MAX_WRAPPER_CHARS = 256
 
 HeadKind = Literal["q_values", "logits", "action", "gaussian"]
 _HEADS = ("q_values", "logits", "action", "gaussian")
@@ -185,6 +187,7 @@ class PolicyContract:
     Attributes:
         env_id: gymnasium id that the policy was trained on, "" if none.
         env_kwargs: keyword arguments of `gymnasium.make`, JSON values only.
+        wrappers: that the policy was trained behind, see `environments.wrappers`; not written where there are none.
         algorithm: "dqn", ...
         scheme: quantization scheme, "int8" or "float32" for now.
         observations: in the order in which they enter the network.
@@ -201,9 +204,12 @@ class PolicyContract:
     action: ActionSpec
     normalizer: Normalizer = field(default_factory=Normalizer)
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[str, ...] = field(default=(), metadata=_OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         keys = [spec.key for spec in self.observations]
+        if len(self.wrappers) > MAX_WRAPPERS or any(len(text) > MAX_WRAPPER_CHARS for text in self.wrappers):
+            raise ContractError(f"a contract names at most {MAX_WRAPPERS} wrappers of {MAX_WRAPPER_CHARS} characters")
         if not 1 <= len(keys) <= MAX_OBSERVATION_KEYS or len(set(keys)) != len(keys):
             raise ContractError(f"a contract needs 1-{MAX_OBSERVATION_KEYS} different observation keys, found {keys}")
 
@@ -238,6 +244,7 @@ class PolicyContract:
             )
             if not isinstance(fields["env_kwargs"], dict):
                 raise TypeError("env_kwargs is not an object")
+            fields["wrappers"] = _texts(fields.get("wrappers", []), what="wrappers")
             for name in ("env_id", "algorithm", "scheme"):
                 if not isinstance(fields[name], str):
                     raise TypeError(f"{name} is not a string")
@@ -282,6 +289,12 @@ def _floats(values: Sequence[Any]) -> tuple[float, ...]:
     if not all(math.isfinite(v) for v in result):
         raise ValueError("a number is not finite")
     return result
+
+
+def _texts(values: Any, *, what: str) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
+        raise TypeError(f"{what} is no list of texts")
+    return tuple(values)
 
 
 def _plain(value: Any) -> Any:

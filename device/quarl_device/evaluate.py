@@ -91,7 +91,7 @@ def evaluate(
         raise UsageError(f"cannot evaluate {episodes} episodes from seed {seed}: expected at least 1, and a seed >= 0")
     contract = policy_file.contract
     named = env or EnvSpec(env_id=contract.env_id, kwargs=contract.env_kwargs)
-    spec = EnvSpec.seen_as(contract.observations, named.env_id, named.kwargs)
+    spec = EnvSpec.seen_as(contract.observations, named.env_id, named.kwargs, wrappers=contract.wrappers)
     if not spec.env_id:
         raise UsageError("the policy file names no environment", hint="name one with --env ID")
     policy = Policy.load(policy_file, runtime=runtime)

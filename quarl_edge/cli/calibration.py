@@ -55,7 +55,8 @@ def environment(contract: PolicyContract, env_id: str) -> EnvSpec:
     """Return the environment that `--env` names, "" for the contract's own, whose arguments the contract knows."""
     name = env_id or contract.env_id
     own = bare_name(name) == contract.env_id
-    return EnvSpec.seen_as(contract.observations, name, contract.env_kwargs if own else {})
+    kwargs = contract.env_kwargs if own else {}
+    return EnvSpec.seen_as(contract.observations, name, kwargs, wrappers=contract.wrappers)
 
 
 def journal_observations(run: Path, contract: PolicyContract) -> CalibrationData | None:

@@ -33,17 +33,17 @@ def look_at_source(path: Path, wishes: SourceWishes) -> None:
     options.refuse_all_but(importer.takes, f"a source of the kind {importer.kind!r}")
     if wishes.vecnormalize is not None and not wishes.vecnormalize.exists():
         raise UsageError(f"--vecnormalize {wishes.vecnormalize}: no such file")
-    look_at_environment(wishes.env_id)
+    look_at_environment(wishes.env_id, wishes.wrappers)
 
 
-def look_at_environment(env_id: str) -> None:
-    """Refuse an environment of the user's own that cannot be made here; "" is none.
+def look_at_environment(env_id: str, wrappers: tuple[str, ...] = ()) -> None:
+    """Refuse an environment of the user's own that cannot be made here, or not behind wrappers; "" is none.
 
     Raises:
         EnvironmentFault, MissingExtra: see `make_single`.
     """
     if env_id:
-        make_single(EnvSpec(env_id=env_id), allow_module=True).close()
+        make_single(EnvSpec(env_id=env_id, wrappers=wrappers), allow_module=True).close()
 
 
 def look_at_calibration(calibrate: str) -> None:

@@ -34,6 +34,7 @@ def export(
     io: given.IoOption = Io.FLOAT32,
     runtime: given.RuntimeOption = Runtime.LITERT,
     env: said.Environment = "",
+    wrappers: said.Wrappers = None,
     calibrate: given.Calibrate = "",
     range_rule: given.RangeOption = None,
     percentile: given.Percentile = None,
@@ -73,8 +74,8 @@ def export(
       quarl-edge export model.tflite --from actor.h5 --input camera=image --input joints=state --output action=out
     """
     source_wishes = SourceWishes.read(
-        env=env, head=head, inputs=inputs, outputs=outputs, signature=signature, stack=stack, stack_fill=stack_fill,
-        action_units=action_units, squash=squash, vecnormalize=vecnormalize,
+        env=env, wrappers=wrappers, head=head, inputs=inputs, outputs=outputs, signature=signature, stack=stack,
+        stack_fill=stack_fill, action_units=action_units, squash=squash, vecnormalize=vecnormalize,
     )  # fmt: skip
     check_target(model)
     checkpoint = checkpoint_of(source, runs)

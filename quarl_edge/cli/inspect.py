@@ -34,6 +34,7 @@ def inspect(
         bool, typer.Option("--layers", help="List a float .tflite's layers as --keep-float of export takes them.")
     ] = False,
     env: said.Environment = "",
+    wrappers: said.Wrappers = None,
     vecnormalize: said.VecNormalize = None,
     head: said.Head = None,
     inputs: said.Inputs = None,
@@ -58,8 +59,8 @@ def inspect(
       quarl-edge inspect saved_model --signature act --output q_values=q1
     """
     wishes = SourceWishes.read(
-        env=env, head=head, inputs=inputs, outputs=outputs, signature=signature, stack=stack, stack_fill=stack_fill,
-        action_units=action_units, squash=squash, vecnormalize=vecnormalize,
+        env=env, wrappers=wrappers, head=head, inputs=inputs, outputs=outputs, signature=signature, stack=stack,
+        stack_fill=stack_fill, action_units=action_units, squash=squash, vecnormalize=vecnormalize,
     )  # fmt: skip
     if layers or (model.exists() and not _is_tflite(model)):
         _inspect_source(model, output, wishes)

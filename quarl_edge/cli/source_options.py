@@ -40,6 +40,15 @@ class Squash(StrEnum):
 
 
 Environment = Annotated[str, typer.Option("--env", help="Environment of the policy, where its file does not name one.")]
+Wrappers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--wrapper",
+        metavar="NAME(...)",
+        help="Wrapper of gymnasium that the policy was trained behind, such as 'RescaleAction(min_action=-1, "
+        "max_action=1)'; the innermost first; may be given often.",
+    ),
+]
 Head = Annotated[HeadName | None, typer.Option("--head", help="What outputs mean; guessed where it is not given.")]
 Inputs = Annotated[
     list[str] | None,
@@ -100,6 +109,7 @@ class SourceWishes:
     """
 
     env_id: str = ""
+    wrappers: tuple[str, ...] = ()
     head: HeadName | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
@@ -115,6 +125,7 @@ class SourceWishes:
         cls,
         *,
         env: str,
+        wrappers: Sequence[str] | None,
         head: HeadName | None,
         inputs: Sequence[str] | None,
         outputs: Sequence[str] | None,
@@ -132,6 +143,7 @@ class SourceWishes:
         """
         return cls(
             env_id=env,
+            wrappers=tuple(wrappers or ()),
             head=head,
             inputs=read_pairs("--input", inputs, "NAME=KEY"),
             outputs=read_pairs("--output", outputs, "ROLE=NAME"),
@@ -153,6 +165,7 @@ class SourceWishes:
 
         return ImportOptions(
             env_id=self.env_id,
+            wrappers=self.wrappers,
             head=self.head.value if self.head else None,
             inputs=self.inputs,
             outputs=self.outputs,

@@ -40,6 +40,10 @@ from quarl_edge.task import EMBEDDED_BROKER, check_company, look_at
 
 def train(
     env: Annotated[str, typer.Argument(help="A gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0.")] = "",
+    wrappers: Annotated[
+        list[str] | None,
+        typer.Option("--wrapper", help="Of gymnasium, such as 'TimeLimit(max_episode_steps=200)'; may be given often."),
+    ] = None,
     algorithm: Annotated[
         str, typer.Option(help=f"{', '.join(ALGORITHMS)}; by default the first that has a preset for the environment.")
     ] = "",
@@ -88,6 +92,7 @@ def train(
       quarl-edge train CartPole-v1 --seeds 0-4 --resume
       quarl-edge train CartPole-v1 --actors 1 --envs-per-actor 16 --set hidden=64,64
       quarl-edge train my_module:MyEnv-v0 --algorithm ppo
+      quarl-edge train my_module:Arm --algorithm d4pg --wrapper 'TimeLimit(max_episode_steps=200)'
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
       quarl-edge train CartPole-v1 --credentials broker/clients/learner --actors 0
       quarl-edge train CartPole-v1 --broker mqtt://localhost --max-policy-lag '30 s' --metrics-port 9464
@@ -100,7 +105,7 @@ def train(
     if fleet:
         check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
-    asked |= _lag_bound(max_policy_lag)
+    asked |= _lag_bound(max_policy_lag) | {"wrappers": tuple(wrappers) if wrappers else None}
     swept = _seeds(seeds, seed=seed, run=run, settings=settings or ())
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:

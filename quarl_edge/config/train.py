@@ -43,6 +43,7 @@ class TrainConfig:
 
     Attributes:
         env_id: gymnasium id as the user named it: where it begins with a module, that one registers it.
+        wrappers: of gymnasium, around the environment wherever it is made, the first one innermost.
         algorithm: its name; each has a class of configurations of its own.
         seed: of everything random.
         lockstep: one actor and the learner take turns, bit-identical on repeat and resume.
@@ -90,6 +91,7 @@ class TrainConfig:
     NAME: ClassVar[str] = ""
 
     env_id: str
+    wrappers: tuple[str, ...] = ()
     algorithm: str = ""
     seed: int = spec(0, 0, 2**31 - 1)
     lockstep: bool = False

@@ -103,6 +103,7 @@ class Fleet:
             # A module prefix is this machine's affair: a device imports what its own --env names.
             env_id=bare_name(config.env_id),
             env_kwargs={},
+            wrappers=config.wrappers,
             algorithm=config.algorithm,
             observations=(observation,),
             action=action,

@@ -236,6 +236,7 @@ class Session:
         spread = (0.0,) * spec.head_units if self._head == "gaussian" else ()
         return PolicyContract(
             env_id=bare_name(self._config.env_id),
+            wrappers=self._config.wrappers,
             algorithm=self._config.algorithm,
             scheme="int8",
             observations=(self._observation,),

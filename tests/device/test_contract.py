@@ -201,6 +201,18 @@ def test_dtype_of_actions(n, dtype):
     assert ActionSpec(kind="box", shape=(1,), low=(0.0,), high=(1.0,)).dtype == "float32"
 
 
+def test_wrappers_are_only_written_where_there_are_some():
+    behind = contract(wrappers=("ClipAction", "TimeLimit(max_episode_steps=9)"))
+    assert PolicyContract.from_json(json.loads(json.dumps(behind.to_json()))) == behind
+    assert "wrappers" not in contract().to_json()
+
+
+@pytest.mark.parametrize("wrappers", [["ClipAction"] * 17, ["x" * 257], [7], "ClipAction" * 3, 7, None, {"a": 1}])
+def test_bad_wrappers(wrappers):
+    with pytest.raises(ContractError):
+        PolicyContract.from_json({**contract().to_json(), "wrappers": wrappers})
+
+
 def test_keys_must_differ():
     with pytest.raises(ContractError, match="different observation keys"):
         contract(observations=(OBSERVATION, OBSERVATION))

@@ -57,6 +57,12 @@ def test_a_message_reads_back_equal(message):
     assert type(message).decode(message.encode()) == message
 
 
+def test_a_birth_says_wrappers_where_there_are_some():
+    behind = dataclasses.replace(BIRTH, wrappers=("TimeLimit(max_episode_steps=9)",))
+    assert LearnerBirth.decode(behind.encode()) == behind
+    assert "wrappers" not in json.loads(BIRTH.encode())
+
+
 def test_a_birth_says_rounds_and_extras_where_there_are_some_and_else_is_what_it_always_was():
     assert LearnerBirth.decode(ROUNDS.encode()) == ROUNDS
     assert not {"round_steps", "extras"} & set(json.loads(BIRTH.encode()))

@@ -250,6 +250,7 @@ def _messages() -> list[Golden]:
         "learner_online": _birth(),
         "learner_lockstep": _birth(**box),
         "learner_rounds": _birth(mode="rounds", algorithm="ppo", action=BOX, round_steps=2048, extras=EXTRAS),
+        "learner_wrapped": _birth(wrappers=("ClipAction", "TimeLimit(max_episode_steps=200)")),
         "learner_gone": _birth(status="gone"),
         "learner_left": _birth(status="gone", left=True),
         "state_online": _state(),

@@ -142,7 +142,7 @@ def bench_loop(
     spec = BlockSpec(observations=contract.observations, action=contract.action)
     rows = min(_BLOCK_ROWS, spec.max_steps(num_envs))
     config = LoopConfig(env_id=contract.env_id, spec=spec, num_envs=num_envs, max_rows=rows, seed=0)
-    env_spec = EnvSpec.seen_as(contract.observations, contract.env_id)
+    env_spec = EnvSpec.seen_as(contract.observations, contract.env_id, wrappers=contract.wrappers)
     if num_envs == 1:
         env = make_single(env_spec)
         check_matches(env, contract.observations, contract.action)
@@ -257,7 +257,8 @@ class _BareVector(_Bare):
 
 
 def _make_bare(file: PolicyFile, num_envs: int) -> _Bare:
-    env_spec, action = EnvSpec.seen_as(file.contract.observations, file.contract.env_id), file.contract.action
+    contract, action = file.contract, file.contract.action
+    env_spec = EnvSpec.seen_as(contract.observations, contract.env_id, wrappers=contract.wrappers)
     rng, size = np.random.default_rng(0), (_BLOCK_ROWS, num_envs)
     if action.kind == "discrete":
         draws = rng.integers(action.n, size=size) + action.start

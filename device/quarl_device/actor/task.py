@@ -34,7 +34,7 @@ def make_loop(config: AgentConfig, birth: LearnerBirth, mailbox: Mailbox) -> tup
     spec = BlockSpec(observations=birth.observations, action=birth.action, extras=extras)
     loop_config = _loop_config(config, birth, spec)
     kwargs = {} if config.env else birth.env_kwargs
-    env_spec = EnvSpec.seen_as(birth.observations, loop_config.env_id, kwargs)
+    env_spec = EnvSpec.seen_as(birth.observations, loop_config.env_id, kwargs, wrappers=birth.wrappers)
     # Only the device's own configuration may name a module to import.
     own = config.env is not None
     check_registered(env_spec.env_id, allow_module=own)
@@ -89,9 +89,9 @@ def task_name(birth: LearnerBirth) -> str:
     spaces = [*(spec_to_json(spec) for spec in birth.observations), spec_to_json(birth.action)]
     fields = [birth.env_id, birth.env_kwargs, spaces, birth.mode, [birth.epoch, birth.block_steps] if lockstep else 0]
     # Only where there are some: the names that are in spools by now stay what they are.
-    return json.dumps([*fields, *birth.extras], sort_keys=True)
+    return json.dumps([*fields, *birth.extras, *([birth.wrappers] if birth.wrappers else [])], sort_keys=True)
 
 
 def _task(birth: LearnerBirth) -> tuple[object, ...]:
-    spaces = (birth.observations, birth.action, birth.extras)
+    spaces = (birth.wrappers, birth.observations, birth.action, birth.extras)
     return (birth.env_id, birth.env_kwargs, *spaces, birth.mode, birth.block_steps, birth.round_steps)

@@ -168,7 +168,7 @@ def _environment(options: argparse.Namespace, slots: Slots, key: PublicKey) -> E
         name = options.env or contract.env_id
         if name:
             kwargs = {} if options.env else contract.env_kwargs
-            return EnvSpec.seen_as(contract.observations, name, kwargs)
+            return EnvSpec.seen_as(contract.observations, name, kwargs, wrappers=contract.wrappers)
     if options.env:
         return EnvSpec(env_id=options.env)
     if why is not None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
@@ -76,7 +77,8 @@ def _class_of(module: ModuleType, name: str) -> GymnasiumSpec | None:
     found = getattr(module, name, None)
     if not (inspect.isclass(found) and issubclass(found, gymnasium.Env)):
         return None
-    gymnasium.register(name, entry_point=found)
+    make: Any = found  # gymnasium's stub asks for a protocol that no class of environments meets
+    gymnasium.register(name, entry_point=make)
     return gymnasium.registry[name]
 
 

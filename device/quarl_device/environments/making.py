@@ -16,6 +16,7 @@ from quarl_device.environments.atari import is_atari, preprocessed, unskipped
 from quarl_device.environments.families import family_of_entry, family_of_id
 from quarl_device.environments.ids import bare_name, find_spec, first_line, quiet
 from quarl_device.environments.spaces import flattened, is_one_vector
+from quarl_device.environments.wrappers import wrapped
 from quarl_device.errors import EnvironmentMisbehaved, MissingExtra, QuarlError, UnknownEnvironment
 
 
@@ -27,22 +28,29 @@ class EnvSpec:
         env_id: registered gymnasium id.
         kwargs: keyword arguments of its constructor.
         flat: observe one vector whatever its space, see `spaces.flattened`; nothing changes where it is an array.
+        wrappers: around it, the first one innermost, see `wrappers`; flattening comes last.
     """
 
     env_id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     flat: bool = False
+    wrappers: tuple[str, ...] = ()
 
     @classmethod
     def seen_as(
-        cls, observations: Sequence[ObservationSpec], env_id: str, kwargs: Mapping[str, Any] | None = None
+        cls,
+        observations: Sequence[ObservationSpec],
+        env_id: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        wrappers: tuple[str, ...] = (),
     ) -> EnvSpec:
         """Return an environment as a policy with these observations sees it.
 
         A policy that observes one vector sees a Dict, a Tuple or a Discrete flattened. Learner and device both know
         that from the observations, which are in the learner's birth and in the file's contract.
         """
-        return cls(env_id=env_id, kwargs=kwargs or {}, flat=is_one_vector(observations))
+        return cls(env_id=env_id, kwargs=kwargs or {}, flat=is_one_vector(observations), wrappers=wrappers)
 
 
 def make_single(spec: EnvSpec, *, seed: int | None = None, allow_module: bool = False) -> gymnasium.Env[Any, Any]:
@@ -71,8 +79,8 @@ def make_single(spec: EnvSpec, *, seed: int | None = None, allow_module: bool = 
 
 def _made(bare: GymnasiumSpec, spec: EnvSpec) -> gymnasium.Env[Any, Any]:
     if is_atari(bare.id):
-        return preprocessed(gymnasium.make(bare, **unskipped(spec.kwargs)))
-    env = gymnasium.make(bare, **dict(spec.kwargs))
+        return wrapped(preprocessed(gymnasium.make(bare, **unskipped(spec.kwargs))), spec.wrappers)
+    env = wrapped(gymnasium.make(bare, **dict(spec.kwargs)), spec.wrappers)
     return flattened(env) if spec.flat else env
 
 
@@ -88,7 +96,7 @@ def making(spec: EnvSpec) -> Iterator[None]:
         raise UnknownEnvironment(f"environment {spec.env_id!r} cannot be made: {first_line(error)}") from error
     # The constructor is anybody's code: whatever it raises becomes one line that says what was asked for.
     except Exception as error:
-        given = f" with {dict(spec.kwargs)}" if spec.kwargs else ""
+        given = "".join(f" with {what}" for what in (dict(spec.kwargs), ", ".join(spec.wrappers)) if what)
         raise missing_part(spec.env_id, error) or EnvironmentMisbehaved(
             f"environment {spec.env_id!r} cannot be made{given}: {type(error).__name__}: {first_line(error)}"
         ) from error

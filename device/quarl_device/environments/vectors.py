@@ -144,7 +144,7 @@ def _own_vector(registered: GymnasiumSpec, spec: EnvSpec, num_envs: int) -> Vect
 
     It applies none of the wrappers that the registration names, and none of ours.
     """
-    if registered.additional_wrappers:
+    if registered.additional_wrappers or spec.wrappers:
         return None
     env = gymnasium.make_vec(
         registered.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **dict(spec.kwargs)

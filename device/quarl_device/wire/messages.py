@@ -16,6 +16,8 @@ from typing import Any, Literal, cast, get_args
 
 from quarl_device.contract import (
     MAX_OBSERVATION_KEYS,
+    MAX_WRAPPER_CHARS,
+    MAX_WRAPPERS,
     ActionSpec,
     ObservationSpec,
     action_from_json,
@@ -85,8 +87,9 @@ class LearnerBirth:
         version: package version, shown to people.
         round_steps: rows per round, in as many blocks as it takes; 0 where there are no rounds.
         extras: what blocks carry beside the step, see `block_spec.extras_for`.
+        wrappers: around the environment, see `environments.wrappers`.
 
-    The last two are left out of the JSON while they say nothing, so that births without them are what they always were.
+    The last three are left out of the JSON while they say nothing, so births without them are what they always were.
     """
 
     status: Status
@@ -106,6 +109,7 @@ class LearnerBirth:
     version: str
     round_steps: int = 0
     extras: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return the JSON payload; PayloadTooLarge over 64 KiB, PayloadRefused where a value is not JSON."""
@@ -116,6 +120,8 @@ class LearnerBirth:
             del fields["round_steps"]
         if not self.extras:
             del fields["extras"]
+        if not self.wrappers:
+            del fields["wrappers"]
         fields["observations"] = [spec_to_json(spec) for spec in self.observations]
         fields["action"] = spec_to_json(self.action)
         return dumps(fields, what="learner birth")
@@ -145,6 +151,7 @@ class LearnerBirth:
             version=data.line("version", max_length=64),
             round_steps=_round_steps(data, mode),
             extras=_extras(data),
+            wrappers=_wrappers(data),
         )
 
 
@@ -408,6 +415,13 @@ def _extras(data: Reader) -> tuple[str, ...]:
     if any(type(name) is not str or not _EXTRA.fullmatch(name) for name in names) or len(set(names)) != len(names):
         raise PayloadRefused(f"{data.what}: 'extras' must be different names of 1-64 letters, digits or '_'")
     return tuple(names)
+
+
+def _wrappers(data: Reader) -> tuple[str, ...]:
+    texts = data.array("wrappers", max_length=MAX_WRAPPERS) if "wrappers" in data.fields else []
+    if any(type(text) is not str or len(text) > MAX_WRAPPER_CHARS for text in texts):
+        raise PayloadRefused(f"{data.what}: 'wrappers' must be texts of at most {MAX_WRAPPER_CHARS} characters")
+    return tuple(texts)
 
 
 def _action_shape_holds(action: ActionSpec) -> bool:

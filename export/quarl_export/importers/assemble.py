@@ -71,6 +71,7 @@ def assemble(source: SourceNetwork, options: ImportOptions, *, known: PolicyCont
         # The module that registers it is named by whoever plays it, never by a file.
         env_id=bare_name(options.env_id),
         env_kwargs=dict(options.env_kwargs),
+        wrappers=options.wrappers,
         algorithm=options.algorithm,
         scheme="",
         observations=tuple(dataclasses.replace(spec, tensor="") for spec in specs.values()),
@@ -95,6 +96,7 @@ def _as_options(known: PolicyContract) -> ImportOptions:
     return ImportOptions(
         env_id=known.env_id,
         env_kwargs=known.env_kwargs,
+        wrappers=known.wrappers,
         head=known.head.kind,
         outputs=known.head.outputs,
         inputs={spec.tensor: spec.key for spec in known.observations},

@@ -156,7 +156,7 @@ def _read_sb3(path: Path, options: ImportOptions) -> ImportedPolicy:
 
 
 _ENVIRONMENT = frozenset({"env_id", "env_kwargs"})
-_SB3_TAKES = _ENVIRONMENT | {"stack", "vecnormalize"}
+_SB3_TAKES = _ENVIRONMENT | {"wrappers", "stack", "vecnormalize"}
 _ANY_NETWORK = frozenset(part.name for part in fields(ImportOptions)) - {"signature", "vecnormalize"}
 _RUN = Importer(kind="run", matches=lambda path: policy_directory(path) is not None, read=_read_run, takes=_ENVIRONMENT)
 IMPORTERS: tuple[Importer, ...] = (

@@ -39,7 +39,8 @@ def environment_specs(
     if not options.env_id:
         return None
     # The user of this machine names it, so it may name a module too.
-    env = make_single(EnvSpec(env_id=options.env_id, kwargs=dict(options.env_kwargs)), allow_module=True)
+    spec = EnvSpec(env_id=options.env_id, kwargs=dict(options.env_kwargs), wrappers=options.wrappers)
+    env = make_single(spec, allow_module=True)
     try:
         env = _as_read(env, options, inputs)
         observations, action = spaces_to_specs(env.observation_space, env.action_space)

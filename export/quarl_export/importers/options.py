@@ -16,6 +16,7 @@ MAX_STACK = 16
 # As `quarl-edge export` calls them.
 COMMAND_OPTIONS: Mapping[str, str] = {
     "env_id": "--env",
+    "wrappers": "--wrapper",
     "head": "--head",
     "outputs": "--output",
     "inputs": "--input",
@@ -37,6 +38,7 @@ class ImportOptions:
         env_id: gymnasium id; its spaces become the observations and the action of the contract. "" for none: the
             observations then have the shapes of the model's inputs, the action the width of its head.
         env_kwargs: keyword arguments of `gymnasium.make`, JSON values only.
+        wrappers: that the policy was trained behind, see `quarl_device.environments.wrappers`.
         head: what the outputs mean; `None` to guess from action space and last activation.
         outputs: role of the head to the source's output name, for models with several outputs.
         inputs: the source's input name to observation key, where the two differ.
@@ -59,6 +61,7 @@ class ImportOptions:
 
     env_id: str = ""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()
     head: HeadKind | None = None
     outputs: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)

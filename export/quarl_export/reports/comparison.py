@@ -208,7 +208,7 @@ def _observations(
 
     # The file knows how its own environment was made; another one, as the device does it, is made as registered.
     kwargs = contract.env_kwargs if bare_name(env_id) == contract.env_id else {}
-    spec = EnvSpec.seen_as(contract.observations, env_id, kwargs)
+    spec = EnvSpec.seen_as(contract.observations, env_id, kwargs, wrappers=contract.wrappers)
     return by_playing(spec, source.observations, act, contract=contract, rows=rows, seed=seed, allow_module=True)
 
 

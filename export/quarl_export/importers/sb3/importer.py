@@ -63,6 +63,7 @@ def read_sb3(path: Path, *, options: ImportOptions) -> ImportedPolicy:
     contract = PolicyContract(
         env_id=bare_name(options.env_id),
         env_kwargs=dict(options.env_kwargs),
+        wrappers=options.wrappers,
         algorithm=agent.algorithm,
         scheme="",
         observations=tuple(each.spec for each in seen),
@@ -101,7 +102,8 @@ def _environment(options: ImportOptions, action: Box | Discrete, what: str) -> t
     """Return what the environment gives; it must act as the agent does."""
     if not options.env_id:
         return None
-    env = make_single(EnvSpec(env_id=options.env_id, kwargs=options.env_kwargs), allow_module=True)
+    spec = EnvSpec(env_id=options.env_id, kwargs=options.env_kwargs, wrappers=options.wrappers)
+    env = make_single(spec, allow_module=True)
     try:
         observations, given = spaces_to_specs(env.observation_space, env.action_space)
     finally:
