@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from quarl_device import __version__
 from quarl_device.arguments import at_least, between
 from quarl_device.bench_command import MAX_ENVS, add_bench
+from quarl_device.config_file import add_config_option, with_config
 from quarl_device.deploy.command import add_deploy
 from quarl_device.deploy.options import (
     add_deploy_options,
@@ -30,6 +31,7 @@ from quarl_device.doctor.command import add_doctor
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.names import DEFAULT_FLEET
+from quarl_device.notify import Notifier
 from quarl_device.output import write_result
 from quarl_device.parent import end_with_parent
 from quarl_device.runtime_options import add_runtime_options, chosen_runtime
@@ -50,6 +52,7 @@ examples:
   quarl-device run --broker mqtt://robot@broker.local --id robot --env my_robot:Arm-v0 --learner-key learner.pub
   quarl-device run --broker mqtts://pi-3@broker.local --spool-mib 1024 --spool-sync 30 --when-full drop-oldest
   quarl-device run --broker mqtt://pi-4@broker.local --spool memory --max-offline 3600
+  quarl-device run --config /etc/quarl-edge/device.toml
   quarl-device run --credentials pi-1
   quarl-device run --credentials pi-1 --delegate edgetpu:usb
   quarl-device run --mode deploy --policy model.qpol --learner-key learner.pub
@@ -80,7 +83,8 @@ def run_command(words: Sequence[str]) -> int:
         The exit code: 0 done, 1 ran and failed, 2 wrong usage, or the error's own (see `quarl_device.errors`).
     """
     try:
-        options = _parser().parse_args(words)
+        parser = _parser()
+        options = with_config(parser, words, parser.parse_args(words))
     except UsageError as error:
         # What could not be parsed may still say how its error is to be shown.
         return _show_error(error, as_json="--format=json" in words or ("--format", "json") in pairwise(words))
@@ -113,12 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     add_bench(commands)
     add_inspect(commands)
     add_spool(commands)
-    add_doctor(commands)
-    add_deploy(commands)
+    for command in (add_doctor(commands), *add_deploy(commands)):
+        add_config_option(command, run)
     return parser
 
 
 def _add_run_options(run: argparse.ArgumentParser) -> None:
+    add_config_option(run)
     run.add_argument(
         "--mode", choices=("train", "deploy"), default="train", help="for a learner, or with released policies"
     )
@@ -171,17 +176,18 @@ def _run(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=logging.WARNING if options.quiet else logging.INFO, format="quarl-device: %(message)s", stream=sys.stderr
     )
-    return _deploy(options) if options.mode == "deploy" else _train(options)
+    notifier = Notifier.from_environment()
+    return _deploy(options, notifier) if options.mode == "deploy" else _train(options, notifier)
 
 
-def _deploy(options: argparse.Namespace) -> int:
-    agent = make_deploy_agent(options)
+def _deploy(options: argparse.Namespace, notifier: Notifier) -> int:
+    agent = make_deploy_agent(options, notifier)
     _stop_on_signals(agent)
     show_deploy_summary(agent.run(), as_json=options.format == "json")
     return 0
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace, notifier: Notifier) -> int:
     refuse_deploy_options(options)
     # Imported here, so that --help and errors of usage are quick on a small board.
     from quarl_device.actor.agent import Agent, new_boot_id, will_of
@@ -207,7 +213,8 @@ def _train(options: argparse.Namespace) -> int:
         tls=joining.tls,
     )
     runtime = chosen_runtime(options)
-    agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=make_outbox(options, config, boot_id))
+    outbox = make_outbox(options, config, boot_id)
+    agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=outbox, notifier=notifier)
     _stop_on_signals(agent)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, joining.url.address)
     with told_apart(find_credentials(options.credentials), joining.url):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quarl_device.policy import Policy
@@ -37,11 +38,13 @@ class Mailbox:
         policy: the newest policy.
         stop: end the block after the current step, and make no more.
         flush: end the block after the current step.
+        alive: called by the loop whenever it has looked: it stands or steps, and hangs nowhere.
     """
 
-    __slots__ = ("flush", "policy", "raised", "stop")
+    __slots__ = ("alive", "flush", "policy", "raised", "stop")
 
-    def __init__(self) -> None:
+    def __init__(self, alive: Callable[[], None] = lambda: None) -> None:
+        self.alive = alive
         self.policy: ActingPolicy | None = None
         self.stop = False
         self.flush = False
@@ -50,6 +53,10 @@ class Mailbox:
     def post_policy(self, policy: ActingPolicy) -> None:
         """Offer a newer policy."""
         self.policy = policy
+        self.raised = True
+
+    def ask_sign(self) -> None:
+        """Ask the loop for nothing but a sign of life."""
         self.raised = True
 
     def ask_stop(self) -> None:

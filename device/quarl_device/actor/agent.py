@@ -21,6 +21,7 @@ from quarl_device.actor.task import make_loop
 from quarl_device.actor.ticker import Ticker
 from quarl_device.errors import QuarlError
 from quarl_device.link import Link
+from quarl_device.notify import Notifier
 from quarl_device.runtime import PolicyRuntime
 
 _WAIT_S = 0.2
@@ -38,13 +39,21 @@ class Agent:
         runtime: for policies.
         boot_id: of this life.
         outbox: keeps the blocks, and may hold some of earlier lives; closed at the end. By default memory.
+        notifier: tells the service manager; by default nobody.
 
     Raises:
         KeyFileError: the learner's key file is missing or holds no key.
     """
 
     def __init__(
-        self, config: AgentConfig, *, link: Link, runtime: PolicyRuntime, boot_id: str, outbox: Outbox | None = None
+        self,
+        config: AgentConfig,
+        *,
+        link: Link,
+        runtime: PolicyRuntime,
+        boot_id: str,
+        outbox: Outbox | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         self._config = config
         self._link = link
@@ -53,7 +62,8 @@ class Agent:
             max_offline_blocks=config.max_offline_blocks,
             max_upload_bytes_per_s=config.max_upload_bytes_per_s,
         )
-        self._shared = shared = Shared(MemoryOutbox(boot_id) if outbox is None else outbox, session)
+        outbox = MemoryOutbox(boot_id) if outbox is None else outbox
+        self._shared = shared = Shared(outbox, session, notifier=notifier)
         named = f"{runtime.name} {runtime.version}"
         self._speaker = Speaker(config, boot_id=boot_id, link=link, shared=shared, runtime=named)
         self._listener = Listener(
@@ -75,13 +85,16 @@ class Agent:
         shared = self._shared
         try:
             self._connect()
+            shared.notifier.ready("no learner")
             self._ticker.start()
             self._work()
+            shared.notifier.stopping(shared.reason)
             self._drain(_DRAIN_S if self._out_of_steps else _HURRIED_DRAIN_S)
         except QuarlError as error:
             shared.fail(error)
         finally:
             self._ticker.stop()
+            shared.notifier.stopping(f"failed: {shared.fault.message}" if shared.fault else shared.reason)
             self._leave()
             with shared.changed:
                 shared.outbox.close()
@@ -116,6 +129,7 @@ class Agent:
         try:
             while not shared.mailbox.stop:
                 loop = self._ready_loop()
+                shared.notifier.alive()
                 with shared.changed:
                     if shared.rebuild:
                         continue

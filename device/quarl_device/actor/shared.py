@@ -13,6 +13,7 @@ from quarl_device.actor.standstill import Standstill
 from quarl_device.actor.stepping import Loop
 from quarl_device.actor.tally import Tally
 from quarl_device.errors import QuarlError
+from quarl_device.notify import Notifier
 from quarl_device.wire.block import BlockCodec
 from quarl_device.wire.messages import LearnerBirth
 
@@ -23,6 +24,7 @@ class Shared:
     Args:
         outbox: keeps the blocks.
         config: of the session.
+        notifier: is told how this agent does, and that its stepping thread lives.
 
     Attributes:
         changed: the lock; notified when the stepping thread may have something to do.
@@ -39,9 +41,12 @@ class Shared:
         reason: why it ends, "" while it runs.
     """
 
-    def __init__(self, outbox: Outbox, config: SessionConfig | None = None) -> None:
+    def __init__(
+        self, outbox: Outbox, config: SessionConfig | None = None, *, notifier: Notifier | None = None
+    ) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.mailbox = Mailbox()
+        self.notifier = notifier or Notifier()
+        self.mailbox = Mailbox(self.notifier.alive)
         self.outbox = outbox
         self.session = ActorSession(outbox, config)
         self.standstill = Standstill(time.monotonic())

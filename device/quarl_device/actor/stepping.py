@@ -119,6 +119,7 @@ class SteppingBase:
         """Take the newest policy, reset if that is due, draw noise; `None` if there is no policy or a wish to stop."""
         self.mailbox.raised = False
         self.mailbox.flush = False
+        self.mailbox.alive()
         acting = self._swap(self._next_policy())
         if acting is None or self.mailbox.stop:
             return None
@@ -155,6 +156,7 @@ class SteppingBase:
     def _attend(self, row: int, acting: ActingPolicy) -> tuple[ActingPolicy, bool]:
         """Look into the raised mailbox before `row`; returns the policy for it, and whether the block ends here."""
         self.mailbox.raised = False
+        self.mailbox.alive()
         if self.mailbox.stop or (self.mailbox.flush and row > 0):
             return acting, True
         # In lockstep a block belongs to one policy, as a round does, whatever arrives meanwhile.

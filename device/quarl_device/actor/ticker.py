@@ -18,6 +18,7 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 0.1
 _TELEMETRY_PERIOD_S = 1.0
 _FLUSH_AFTER_S = 1.0
+_STATUS_PERIOD_S = 1.0
 _BACKLOG_PERIOD_S = 10.0
 
 
@@ -40,6 +41,8 @@ class Ticker:
         self._backlog = Backlog()
         self._backlog_due_s = 0.0
         self._same = Fading()
+        self._status = ""
+        self._status_due_s = 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
 
@@ -81,6 +84,7 @@ class Ticker:
             if shared.loop is not None:
                 self._tell(shared.loop, now_s)
                 self._flush_slow_block(shared.loop, now_s)
+            self._tell_manager(now_s)
         if slow is not None:
             # Not under the lock: a memory card may take a second.
             slow()
@@ -90,6 +94,20 @@ class Ticker:
             self._telemetry_due_s = now_s + _TELEMETRY_PERIOD_S
             self._speaker.send_telemetry(loop, self._inbox, now_s)
         self._shared.tally.log_progress(loop, self._shared.standstill.reason, now_s)
+
+    def _tell_manager(self, now_s: float) -> None:
+        """Have the stepping thread show that it lives, and say what it does, at most once a second."""
+        shared = self._shared
+        if shared.notifier.is_due:
+            shared.mailbox.ask_sign()
+        if now_s < self._status_due_s:
+            return
+        acting = shared.acting
+        acts = f"acts with version {acting.epoch}.{acting.version}" if acting is not None else "no policy"
+        status = shared.standstill.lasting(now_s) or acts
+        if status != self._status:
+            self._status, self._status_due_s = status, now_s + _STATUS_PERIOD_S
+            shared.notifier.status(status)
 
     def _tell_backlog(self, now_s: float) -> None:
         """Say every ten seconds how far the delivery of what waits is; ever seldomer while nothing moves, and why."""

@@ -29,6 +29,7 @@ from quarl_device.deploy.worker import Worker
 from quarl_device.environments import first_line
 from quarl_device.errors import PolicyFailed, QuarlError, StateUnwritable
 from quarl_device.files import is_there
+from quarl_device.notify import Notifier
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.strict_json import one_line
@@ -50,6 +51,7 @@ class DeployAgent(Stepping):
         key: that policies must be signed by.
         runtime: that they are loaded into.
         on_change: is told at the start and whenever something else acts; called on the stepping thread.
+        notifier: tells the service manager; by default nobody.
 
     Attributes:
         connecting: false; nothing here waits for a peer.
@@ -68,8 +70,9 @@ class DeployAgent(Stepping):
         key: PublicKey,
         runtime: PolicyRuntime,
         on_change: OnChange = lambda _: None,
+        notifier: Notifier | None = None,
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, notifier=notifier)
         self._slots, self._on_change = slots, on_change
         self._rules: Rules = replace(config.rules, has_safe_action=self._guard.safe_action is not None)
         self._candidates = Candidates(
@@ -103,6 +106,7 @@ class DeployAgent(Stepping):
             boot.cancel()
             ticker.start()
             self._await_first()
+            self._notifier.ready()
             while not self._reason:
                 self._attend()
                 if self._act is None:
@@ -164,6 +168,7 @@ class DeployAgent(Stepping):
 
     def _leave(self, ticker: threading.Thread, *, raised: bool) -> None:
         self._reason = self._reason or "stopped"
+        self._notifier.stopping(self._reason)
         self._changed.set()
         if ticker.is_alive():
             ticker.join(_LEAVE_S)
@@ -209,6 +214,7 @@ class DeployAgent(Stepping):
 
     def _attend(self) -> None:
         """Handle what has happened, on the stepping thread."""
+        self._notifier.alive()
         self._raised = False
         self._changed.clear()
         while self._events:
@@ -255,6 +261,7 @@ class DeployAgent(Stepping):
         if before is None or (before.phase, before.acting) != (state.phase, state.acting):
             name = f"version {acting.signed.name}" if acting else self._resting_words()
             _LOG.info("%s: %s acts", state.phase, name)
+            self._notifier.status(f"{state.phase}: {name} acts")
             self._notes = replace(self._notes, since_unix_s=believable_unix_s(time.time()))
         if before is None or before.acting != state.acting:
             self._notes = replace(self._notes, activated_unix_s=believable_unix_s(time.time()))

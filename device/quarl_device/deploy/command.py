@@ -30,14 +30,15 @@ _STATUS_EXAMPLES = """\
 examples:
   quarl-device status
   quarl-device status --format json
+  quarl-device status --config /etc/quarl-edge/device.toml
   quarl-device status --state-dir /var/lib/quarl-edge
 
 Reads what lies on the disk, and works while nothing runs. Counters are as of the last half minute.
 """
 
 
-def add_deploy(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add `activate` and `status` to a parser's commands."""
+def add_deploy(commands: argparse._SubParsersAction[Any]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Add `activate` and `status` to a parser's commands, and return their parsers."""
     activate = commands.add_parser(
         "activate",
         help="hand a signed policy file to the agent of this device (run --mode deploy)",
@@ -61,6 +62,7 @@ def add_deploy(commands: argparse._SubParsersAction[Any]) -> None:
             "--state-dir", "--state", type=Path, metavar="DIR", help="default: /var/lib/quarl-edge or XDG"
         )
         command.add_argument("--format", choices=("text", "json"), default="text")
+    return activate, status
 
 
 def _activate(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quarl_device.deploy.config import DeployConfig, DeploySummary
     from quarl_device.deploy.slots import Slots
     from quarl_device.environments import EnvSpec
+    from quarl_device.notify import Notifier
     from quarl_device.wire.keys import PublicKey
 
 _LOG = logging.getLogger(__name__)
@@ -68,8 +69,12 @@ def refuse_deploy_options(options: argparse.Namespace) -> None:
         raise UsageError(f"{names}: of use with --mode deploy alone", hint="add --mode deploy")
 
 
-def make_deploy_agent(options: argparse.Namespace) -> DeployAgent:
+def make_deploy_agent(options: argparse.Namespace, notifier: Notifier) -> DeployAgent:
     """Return the agent of a command line; the state directory is this process's from then on.
+
+    Args:
+        options: as parsed.
+        notifier: tells the service manager.
 
     Raises:
         UsageError: an option of the other mode, or no environment.
@@ -92,7 +97,7 @@ def make_deploy_agent(options: argparse.Namespace) -> DeployAgent:
         env = _environment(options, slots, key)
         if options.policy is not None:
             _offer(options, slots, key)
-        return DeployAgent(_config(options, env), slots=slots, key=key, runtime=runtime)
+        return DeployAgent(_config(options, env), slots=slots, key=key, runtime=runtime, notifier=notifier)
     except QuarlError:
         slots.release()
         raise

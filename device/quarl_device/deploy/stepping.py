@@ -15,8 +15,10 @@ from quarl_device.deploy.notes import Tally
 from quarl_device.environments import first_line, make_single, missing_part, spaces_to_specs
 from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UsageError
 from quarl_device.grid import NS, Grid
+from quarl_device.notify import Notifier
 
 TICK_S = 0.25
+_LONG_NS = int(TICK_S * NS)
 
 
 class Stepping(ABC):
@@ -24,13 +26,15 @@ class Stepping(ABC):
 
     Args:
         config: see `DeployConfig`.
+        notifier: is told that this thread lives.
 
     Raises:
         QuarlError: the environment cannot be made, or limits and safe action do not fit it.
     """
 
-    def __init__(self, config: DeployConfig) -> None:
+    def __init__(self, config: DeployConfig, *, notifier: Notifier | None = None) -> None:
         self._config = config
+        self._notifier = notifier or Notifier()
         self._world = make_single(config.env, allow_module=config.allow_module)
         self._guard = guard_of(
             config.wishes, spaces_to_specs(self._world.observation_space, self._world.action_space)[1]
@@ -183,6 +187,8 @@ class Stepping(ABC):
     def _sleep_until(self, due_ns: int) -> None:
         while not self._reason and (left_ns := due_ns - time.monotonic_ns()) > 0:
             time.sleep(min(left_ns / NS, TICK_S))
+            if left_ns > _LONG_NS:  # else the next look at what has happened is soon enough
+                self._notifier.alive()
 
     def _misbehaved(self, call: str, error: Exception) -> QuarlError:
         env_id = self._config.env.env_id

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   quarl-device doctor
+  quarl-device doctor --config /etc/quarl-edge/device.toml
   quarl-device doctor --credentials pi-1
   QUARL_MQTT_PASSWORD=... quarl-device doctor --broker mqtt://pi-2@broker.local --id pi-2
   quarl-device doctor --env my_robot:Arm-v0 --delegate edgetpu:usb --format json
@@ -31,9 +32,9 @@ runs here, the broker is not asked.
 """
 
 
-def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the subcommand `doctor` to a parser's commands."""
-    parser = commands.add_parser(
+def add_doctor(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """Add the subcommand `doctor` to a parser's commands, and return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="say what is wrong with this board, and what mends it",
         epilog=_EXAMPLES,
@@ -49,6 +50,7 @@ def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--delegate", type=delegate_option, metavar="D", help="try this one; see run")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.set_defaults(command=_doctor)
+    return parser
 
 
 def _doctor(options: argparse.Namespace) -> int:
