@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TFLITE_VENV := .venv-tflite
 TFLITE_STAMP := $(TFLITE_VENV)/.installed
 
-.PHONY: install demo test lint fix fuzz soak mosquitto chromium environments tflite clean
+.PHONY: install demo test test-pi emulation lint fix fuzz soak mosquitto chromium environments tflite clean
 
 install: $(STAMP)
 
@@ -28,6 +28,19 @@ demo: install
 # Two workers, a file at a time: more would only make tests with deadlines wait for each other.
 test: install environments tflite mosquitto chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# An emulated Raspberry Pi: Debian with systemd, aarch64 or (ARCH=armhf) armv7l. Needs root, for its namespaces.
+ARCH ?= arm64
+test-pi: install mosquitto emulation
+	QUARL_BOARD_ARCH=$(ARCH) $(BIN)/python -m pytest -m board tests/board --durations=10
+
+# make never calls sudo.
+EMULATION := debootstrap qemu-user-static systemd-container openssh-client iproute2
+emulation:
+	@{ command -v debootstrap && command -v systemd-nspawn && command -v ssh && command -v ip && \
+	  test -e /usr/lib/binfmt.d/qemu-aarch64.conf; } >/dev/null || \
+	  { if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -y -q --no-install-recommends $(EMULATION); \
+	    else echo "An emulated board needs more packages. Run: sudo apt-get install -y $(EMULATION)"; exit 1; fi; }
 
 lint: install
 	$(BIN)/ruff check .

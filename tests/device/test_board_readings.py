@@ -1,6 +1,7 @@
 """What a board tells of itself, read from boards of every kind: whatever is missing or nonsense is unknown."""
 
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from quarl_device.actor.board_bench import bench_board, board_state
 from quarl_device.board.energy import EnergyReading, energy_between, read_energy
 from quarl_device.board.memory import Memory, parse_status, read_memory
+from quarl_device.board.processor import describe_machine, processor_name
 from quarl_device.board.sysfs import entries, read_int, read_text
 from quarl_device.board.thermal import Throttling, parse_throttled, read_temperature_c, read_throttling
 
@@ -155,3 +157,29 @@ def test_a_board_that_tells_nothing_is_all_unknown(monkeypatch):
         monkeypatch.setattr(f"quarl_device.actor.board_bench.{name}", lambda: None)
     state = board_state([reading(0), reading(1)])
     assert (state.temperature_c, state.throttled, state.energy_j, state.energy_method) == (None, None, None, "none")
+
+
+ARM = "processor\t: 0\nBogoMIPS\t: 108.00\nCPU implementer\t: 0x41\n"
+X86 = "processor\t: 0\nvendor_id\t: GenuineIntel\n"
+
+
+@pytest.mark.parametrize(
+    ("machine", "cpuinfo", "name"),
+    [
+        ("aarch64", ARM, "aarch64"),
+        ("armv7l", ARM, "armv7l"),
+        ("aarch64", X86, "aarch64 (emulated)"),
+        ("armv7l", X86, "armv7l (emulated)"),
+        ("x86_64", X86, "x86_64"),
+        ("i686", X86, "i686"),
+        ("aarch64", None, "aarch64"),
+        ("aarch64", "", "aarch64"),
+    ],
+)
+def test_an_emulated_processor_is_called_so(machine, cpuinfo, name):
+    assert processor_name(machine, cpuinfo) == name
+
+
+def test_a_measurement_names_this_machine():
+    assert describe_machine().startswith(platform.machine())
+    assert describe_machine().endswith(f"Python {platform.python_version()}")

@@ -60,7 +60,7 @@ def test_a_problem_has_its_own_exit_code_and_says_what_mends_it(capsys):
 
 
 def test_a_warning_is_no_failure(capsys, monkeypatch):
-    monkeypatch.setattr(examining, "check_python", lambda _: warning("python", "old", "new"))
+    monkeypatch.setattr(examining, "check_python", lambda _, **__: warning("python", "old", "new"))
     code, (out, _) = doctor(capsys=capsys)
     assert code == 0
     assert "warning python       old\n                     mend: new\n" in out

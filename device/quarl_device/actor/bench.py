@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from quarl_device.actor.single import SingleLoop
 from quarl_device.actor.split import CallClock, StepSplit, TimedEnv, clock_cost, median_split, split_of, time_policy
 from quarl_device.actor.stepping import Loop, LoopConfig
 from quarl_device.actor.vector import VectorLoop
+from quarl_device.board.processor import describe_machine
 from quarl_device.environments import EnvSpec, VectorAdapter, check_matches, make_single, make_vector
 from quarl_device.errors import UsageError
 from quarl_device.heads import float32_bounds
@@ -118,7 +117,7 @@ def actor_speed(
         split=timed.split(),
         exploration=f"{exploration.kind} {exploration.values[0]:g}",
         runtime=policy.runtime_name,
-        machine=f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+        machine=describe_machine(),
         sha256=file.sha256,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from quarl_device.board.processor import read_processor
 from quarl_device.delegate_spec import DelegateSpec
 from quarl_device.doctor.attempt import attempt, looked
 from quarl_device.doctor.finding import Finding
@@ -64,7 +65,7 @@ def examine(questions: Questions) -> Iterator[Finding]:
 
 def _host(state: Path) -> Iterator[Finding]:
     yield from looked("clock", lambda: [check_clock(datetime.now(UTC), read_built())])
-    yield check_python(sys.version_info[:3])
+    yield check_python(sys.version_info[:3], processor=read_processor())
     disk, unread = attempt("disk", lambda: read_disk(state), None)
     yield from unread if disk is None else (check_disk(disk), check_writable(disk))
 

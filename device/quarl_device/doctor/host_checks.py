@@ -56,14 +56,14 @@ def check_clock(now: datetime, built: datetime) -> Finding:
     )  # fmt: skip
 
 
-def check_python(version: Version) -> Finding:
-    """It runs on Python 3.11 to 3.13."""
+def check_python(version: Version, *, processor: str) -> Finding:
+    """It runs on Python 3.11 to 3.13, on any processor that the runtimes have wheels for."""
     shown = ".".join(map(str, version[:3]))
     if version[:2] < _OLDEST_PYTHON:
         return problem("python", f"Python {shown}; 3.11 or newer is needed", "sudo apt-get install python3.11-venv")
     if version[:2] > _NEWEST_PYTHON:
         return warning("python", f"Python {shown} is newer than any this was tested with", "python3.13 -m venv .venv")
-    return ok("python", f"Python {shown}")
+    return ok("python", f"Python {shown} on {processor}")
 
 
 def check_glibc(found: Version | None, needs: Mapping[str, Version]) -> Finding:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +14,7 @@ import numpy as np
 from quarl_device.actor.acting import ActingPolicy
 from quarl_device.actor.bench import BUILT_IN_POLICY, MAX_ENVS, bench_exploration, bench_loop
 from quarl_device.actor.recorder import Recorder
+from quarl_device.board.processor import describe_machine
 from quarl_device.contract import ActionSpec, ObservationSpec
 from quarl_device.errors import StateUnwritable, UsageError
 from quarl_device.policy import Policy
@@ -157,7 +156,7 @@ def _measure(
         put_us_p50=round(float(np.percentile(put_us, 50)), 1),
         put_us_p99=round(float(np.percentile(put_us, 99)), 1),
         sync=f"every {config.sync_interval_s:g} s" if config.sync == "interval" else config.sync,
-        machine=f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+        machine=describe_machine(),
     )
 
 
