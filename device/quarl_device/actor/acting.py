@@ -18,6 +18,7 @@ class ActingPolicy:
         version: of the push.
         exploration: this actor's.
         reset: lockstep: reset every environment before acting with it.
+        edge_tpu: it is compiled for the Edge TPU and runs there.
     """
 
     policy: Policy
@@ -25,6 +26,7 @@ class ActingPolicy:
     version: int
     exploration: Exploration = field(default_factory=lambda: Exploration(kind="none", values=()))
     reset: bool = False
+    edge_tpu: bool = False
 
 
 class Mailbox:
