@@ -130,6 +130,18 @@ def find_compiler() -> str | None:
     return shutil.which(COMPILER)
 
 
+def require_compiler() -> str:
+    """Return the compiler's path.
+
+    Raises:
+        MissingExtra: it is not on the PATH.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise MissingExtra(f"{COMPILER} is not on the PATH", hint=_INSTALL)
+    return compiler
+
+
 def compile_for_edgetpu(
     path: Path,
     *,
@@ -152,9 +164,7 @@ def compile_for_edgetpu(
         ModelFileError: `path` cannot be read, or `out` not written.
         ConversionError: the compiler did not end in time, died, or said nothing that can be understood.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise MissingExtra(f"{COMPILER} is not on the PATH", hint=_INSTALL)
+    compiler = require_compiler()
     data = read_capped(path, cap_bytes=MAX_COMPILED_BYTES, error=ModelFileError, what="model file")
     target = out or path.with_name(f"{path.stem}_edgetpu.tflite")
     with tempfile.TemporaryDirectory(prefix="quarl-edgetpu-") as folder:
