@@ -20,6 +20,7 @@ from quarl_device import __version__
 from quarl_device.arguments import at_least, between
 from quarl_device.bench_command import MAX_ENVS, add_bench
 from quarl_device.config_file import add_config_option, with_config
+from quarl_device.delegate_spec import COMPILED_LAG_S
 from quarl_device.deploy.command import add_deploy
 from quarl_device.deploy.options import (
     add_deploy_options,
@@ -159,6 +160,13 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--max-upload", type=at_least(1), metavar="KIB", help="send at most so many KiB of experience per second"
     )
+    run.add_argument(
+        "--edge-tpu-max-lag",
+        type=at_least(0),
+        metavar="S",
+        help="with an Edge TPU: act so long with a replaced policy while a compiled one is awaited "
+        f"(default: {COMPILED_LAG_S:g})",
+    )
     run.add_argument("--exit-when-gone", action="store_true", help="end when the learner says goodbye")
     run.add_argument("--quiet", action="store_true", help="log warnings only")
     run.add_argument("--format", choices=("text", "json"), default="text", help="of the summary at the end")
@@ -241,6 +249,7 @@ def _agent_config(options: argparse.Namespace, joining: Joining) -> AgentConfig:
         max_offline_s=_MAX_OFFLINE_S if options.max_offline is None else options.max_offline,
         max_offline_blocks=_max_offline_blocks(options),
         max_upload_bytes_per_s=(options.max_upload or 0) * 1024,
+        edge_tpu_max_lag_s=COMPILED_LAG_S if options.edge_tpu_max_lag is None else options.edge_tpu_max_lag,
     )
 
 

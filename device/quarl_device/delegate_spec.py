@@ -12,6 +12,8 @@ LIBRARY_VARIABLE = "QUARL_EDGETPU_LIBRARY"
 EDGE_TPU_LIBRARY = "libedgetpu.so.1"
 EDGE_TPU_OPERATOR = "edgetpu-custom-op"
 """The custom operator that `edgetpu_compiler` puts in the place of what runs on the Edge TPU."""
+COMPILED_LAG_S = 30.0
+"""How long a policy that was replaced may act by default, where one that is compiled for the Edge TPU is awaited."""
 
 FORMS = "cpu, edgetpu, edgetpu:usb, edgetpu:pci or edgetpu:N, each edgetpu also with =/path/of/the/library.so"
 _FORM = re.compile(r"edgetpu(?::(?P<bus>usb|pci))?(?::(?P<number>\d{1,2}))?(?:=(?P<library>.+))?", re.ASCII)

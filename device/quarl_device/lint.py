@@ -72,6 +72,11 @@ def check_runnable(graph: Graph, *, edge_tpu: bool = False) -> None:
             raise ModelFileError(f"output {graph.tensors[index].name!r} is computed by no operator")
 
 
+def is_compiled(graph: Graph) -> bool:
+    """Return whether a file was compiled for the Edge TPU: it has the operator of Coral's compiler."""
+    return any(operator.name == EDGE_TPU_OPERATOR for operator in graph.operators)
+
+
 def takes_batches(graph: Graph, batch_size: int) -> bool:
     """Return whether a runnable graph computes each row alone when its inputs are resized to `batch_size` rows.
 
@@ -80,7 +85,7 @@ def takes_batches(graph: Graph, batch_size: int) -> bool:
     activations = sum(_bytes(tensor) for tensor in graph.tensors if not tensor.size)
     if activations * batch_size > MAX_ACTIVATION_BYTES:
         return False
-    if any(operator.name == EDGE_TPU_OPERATOR for operator in graph.operators):
+    if is_compiled(graph):
         return False
     tensors = list(graph.tensors)
     for operator in graph.operators:

@@ -6,11 +6,16 @@ command line and log are the documented ones (coral.ai, "Edge TPU Compiler"; log
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +26,8 @@ from quarl_device.files import read_capped, write_atomic
 COMPILER = "edgetpu_compiler"
 DEADLINE_S = 300.0
 MAX_COMPILED_BYTES = 512 * 1024 * 1024
+_MAX_LOG_BYTES = 4 * 1024 * 1024
+_POLL_S = 0.05
 _MAPPED = "Mapped to Edge TPU"
 _UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _INSTALL = "coral.ai/docs/edgetpu/compiler; the static check needs nothing: quarl-edge inspect MODEL"
@@ -123,28 +130,50 @@ def find_compiler() -> str | None:
     return shutil.which(COMPILER)
 
 
-def compile_for_edgetpu(path: Path, *, out: Path | None = None, deadline_s: float = DEADLINE_S) -> EdgeTpuReport:
+def require_compiler() -> str:
+    """Return the compiler's path.
+
+    Raises:
+        MissingExtra: it is not on the PATH.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise MissingExtra(f"{COMPILER} is not on the PATH", hint=_INSTALL)
+    return compiler
+
+
+def compile_for_edgetpu(
+    path: Path,
+    *,
+    out: Path | None = None,
+    deadline_s: float = DEADLINE_S,
+    background: bool = False,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> EdgeTpuReport:
     """Compile a file and return what the compiler said; a model that it refuses is a report too, not an error.
 
     Args:
         path: an int8 `.tflite`.
         out: where the compiled file goes; by default beside `path`, as `<name>_edgetpu.tflite`.
-        deadline_s: the compiler is killed after so many seconds.
+        deadline_s: the compiler is killed after so many seconds, with all that it has started.
+        background: at the lowest priority, and ended with this process.
+        cancelled: looked at while it runs; true kills it.
 
     Raises:
         MissingExtra: the compiler is not on the PATH.
         ModelFileError: `path` cannot be read, or `out` not written.
         ConversionError: the compiler did not end in time, died, or said nothing that can be understood.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise MissingExtra(f"{COMPILER} is not on the PATH", hint=_INSTALL)
+    compiler = require_compiler()
     data = read_capped(path, cap_bytes=MAX_COMPILED_BYTES, error=ModelFileError, what="model file")
     target = out or path.with_name(f"{path.stem}_edgetpu.tflite")
     with tempfile.TemporaryDirectory(prefix="quarl-edgetpu-") as folder:
         source = Path(folder) / "model.tflite"
         source.write_bytes(data)
-        log = _run(compiler, source, Path(folder), deadline_s)
+        words = [compiler, "-s", "-o", folder, str(source)]
+        if background:
+            words = [sys.executable, "-m", "quarl_export.background", str(os.getpid()), *words]
+        log = _run(words, Path(folder), deadline_s, cancelled)
         made = Path(folder) / "model_edgetpu.tflite"
         report = parse_log(log)
         if not made.exists():
@@ -154,27 +183,50 @@ def compile_for_edgetpu(path: Path, *, out: Path | None = None, deadline_s: floa
     return EdgeTpuReport(**{**vars(report), "compiled": True, "failure": "", "model": target})
 
 
-def _run(compiler: str, source: Path, folder: Path, deadline_s: float) -> str:
-    words = [compiler, "-s", "-o", str(folder), str(source)]
+def _run(words: list[str], folder: Path, deadline_s: float, cancelled: Callable[[], bool]) -> str:
+    """Run the compiler and return what it printed.
+
+    Into a file: a pipe stays open as long as anything that the compiler has started, whatever becomes of itself.
+    """
+    said = folder / "log.txt"
     try:
-        done = subprocess.run(
-            words, capture_output=True, timeout=deadline_s, check=False, cwd=folder, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise ConversionError(
-            f"{COMPILER} gave no result in {deadline_s:g} s", hint="make the layers narrower"
-        ) from None
+        with said.open("wb") as log:
+            # A session of its own, so that all of it can be ended.
+            child = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                start_new_session=True,
+            )
     except OSError as error:
-        raise ConversionError(f"{compiler} cannot be run: {error.strerror}") from error
-    log = "\n".join(part.decode("utf-8", "replace") for part in (done.stdout, done.stderr))
-    if done.returncode < 0:
-        raise ConversionError(f"{COMPILER} died of signal {-done.returncode}")
-    if not _VERSION.search(log) and not parse_log(log).operators:
-        last = log.strip().splitlines()
-        raise ConversionError(
-            f"{COMPILER} ended with {done.returncode} and no report: {last[-1][:200] if last else 'silent'}"
-        )
-    return log
+        raise ConversionError(f"{words[0]} cannot be run: {error.strerror}") from error
+    try:
+        code = _await(child, deadline_s, cancelled)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    with said.open("rb") as log:
+        text = log.read(_MAX_LOG_BYTES).decode("utf-8", "replace")
+    if code < 0:
+        raise ConversionError(f"{COMPILER} died of signal {-code}")
+    if not _VERSION.search(text) and not parse_log(text).operators:
+        last = text.strip().splitlines()
+        raise ConversionError(f"{COMPILER} ended with {code} and no report: {last[-1][:200] if last else 'silent'}")
+    return text
+
+
+def _await(child: subprocess.Popen[bytes], deadline_s: float, cancelled: Callable[[], bool]) -> int:
+    until_s = time.monotonic() + deadline_s
+    while not cancelled():
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise ConversionError(f"{COMPILER} gave no result in {deadline_s:g} s", hint="make the layers narrower")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(min(left_s, _POLL_S))
+    raise ConversionError(f"{COMPILER} was not waited for any more")
 
 
 def _refused(report: EdgeTpuReport) -> EdgeTpuReport:

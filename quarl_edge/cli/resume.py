@@ -1,4 +1,4 @@
-"""Which configuration a run goes on with: its own, but for its budget, its goal and its number of local actors."""
+"""Which configuration a run goes on with: its own, but for its budget, its goal, local actors and what it compiles."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quarl_edge.config import TrainConfig
 from quarl_edge.configure import parse_setting, read_preset
 from quarl_edge.runs import RunDirectory
 
-# What was learned under other settings may not change; where to stop may.
-_CHANGEABLE = ("steps", "actors", "goal_return")
+# What was learned under other settings may not change; where to stop may, and what is made for whom.
+_CHANGEABLE = ("steps", "actors", "goal_return", "edge_tpu", "edge_tpu_period_pushes", "edge_tpu_timeout_s")
 
 
 def resumed_config(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from quarl_edge.learner.edge_tpu_counters import EdgeTpuCounters
+
 
 def selection(judgements: int, episodes: int, last: float | None, *, earlier: bool = False) -> str:
     """Say how the policy that a run kept was chosen.
@@ -35,6 +37,16 @@ def refused_rows(refused: dict[str, int]) -> list[tuple[str, str]]:
         return []
     counted = ", ".join(f"{count:,} with error {code}" for code, count in sorted(refused.items()))
     return [("refused blocks", f"{counted}; the warnings above say why")]
+
+
+def edge_tpu_rows(counters: EdgeTpuCounters | None) -> list[tuple[str, str]]:
+    """Return a row about pushes that were compiled for the Edge TPU, only where some were to be."""
+    if counters is None:
+        return []
+    said = f"{counters.published:,} compiled pushes"
+    if counters.failures:
+        said += f"; {counters.failures:,} were not compiled, the last: {counters.last_failure}"
+    return [("Edge TPU", said)]
 
 
 def milliseconds(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from quarl_edge.algorithms import ALGORITHMS
 from quarl_edge.cli.interrupts import quit_at_interrupt
 from quarl_edge.cli.output import Format, hint_where_none, write_json, write_table
 from quarl_edge.cli.resume import next_budget, resumed_config
-from quarl_edge.cli.summary import audit_rows, refused_rows, selection
+from quarl_edge.cli.summary import audit_rows, edge_tpu_rows, refused_rows, selection
 from quarl_edge.cli.sweep import SeedRun, left_by_seed, note_unfinished, parse_seeds, show_sweep, sweep
 from quarl_edge.config import TrainConfig
 from quarl_edge.configure import make_config
@@ -74,6 +75,13 @@ def train(
         Path | None, typer.Option(help="Directory with a directory of credentials per local actor.")
     ] = None,
     learner_key: Annotated[Path | None, typer.Option(help="Signing key; made at first use.")] = None,
+    edge_tpu: Annotated[
+        bool,
+        typer.Option("--edge-tpu", help="Compile every 20th push (--set edge_tpu_period_pushes=N) for Coral actors."),
+    ] = False,
+    edge_tpu_required: Annotated[
+        bool, typer.Option("--edge-tpu-required", help="--edge-tpu, and an error where its compiler is not here.")
+    ] = False,
     max_policy_lag: Annotated[
         str, typer.Option(help="Refuse older experience: '10' versions, '20000 steps', '30 s'. Default: none.")
     ] = "",
@@ -96,6 +104,7 @@ def train(
       quarl-edge train CartPole-v1 --broker mqtt://learner@192.168.1.10 --actors 0
       quarl-edge train CartPole-v1 --credentials broker/clients/learner --actors 0
       quarl-edge train CartPole-v1 --broker mqtt://localhost --max-policy-lag '30 s' --metrics-port 9464
+      quarl-edge train CartPole-v1 --credentials broker/clients/learner --actors 0 --edge-tpu
       quarl-edge train --resume --run runs/CartPole-v1-dqn-20260101T120000Z-s0 --steps 100000
     """
     started_s = time.monotonic()
@@ -106,6 +115,7 @@ def train(
         check_name(fleet, kind="fleet")
     asked: dict[str, Any] = {"actors": actors, "envs_per_actor": envs_per_actor, "steps": steps, "seed": seed}
     asked |= _lag_bound(max_policy_lag) | {"wrappers": tuple(wrappers) if wrappers else None}
+    asked |= _edge_tpu(edge_tpu, required=edge_tpu_required)
     swept = _seeds(seeds, seed=seed, run=run, settings=settings or ())
     asked = {name: value for name, value in asked.items() if value is not None}
     if lockstep:
@@ -214,6 +224,15 @@ def _lag_bound(text: str) -> dict[str, Any]:
         return {}
     bound = LagBound.parse(text)
     return {"max_lag_versions": bound.versions, "max_lag_steps": bound.steps, "max_lag_s": bound.age_s}
+
+
+def _edge_tpu(wanted: bool, *, required: bool) -> dict[str, Any]:
+    """Return `--edge-tpu` as a hyperparameter; where the compiler is required and not here, that is an error."""
+    if required:
+        from quarl_export.edgetpu import require_compiler
+
+        require_compiler()
+    return {"edge_tpu": True} if wanted or required else {}
 
 
 def _fresh(run: Path | None, wishes: _Wishes) -> TrainConfig:
@@ -364,6 +383,7 @@ def _summary(config: TrainConfig, directory: RunDirectory, result: TrainResult, 
         "audit_failures": result.audit_failures,
         "conversion_reason": result.conversion_reason,
         "refused": result.ingest_refused,
+        "edge_tpu": None if result.edge_tpu is None else dataclasses.asdict(result.edge_tpu),
         "resumable": result.resumable,
     }
 
@@ -416,4 +436,4 @@ def _rows(config: TrainConfig, result: TrainResult, *, wall_s: float) -> list[tu
     rows.append(("total time", f"{wall_s:.1f} s, with set-up and judging"))
     rows.append(("whole run", f"{result.env_steps:,} env steps, {result.updates:,} updates"))
     rows += audit_rows(result.audited, result.audit_failures, result.conversion_reason)
-    return [*rows, *refused_rows(result.ingest_refused)]
+    return [*rows, *edge_tpu_rows(result.edge_tpu), *refused_rows(result.ingest_refused)]

@@ -40,6 +40,12 @@ class RolloutConfig(TrainConfig):
     def check_together(self) -> None:
         """Refuse values that do not go together; see `TrainConfig.check_together`."""
         super().check_together()
+        if self.edge_tpu:
+            raise UsageError(
+                f"edge_tpu = true: {self.algorithm} learns from rounds, each made by the newest policy alone, which is "
+                "not compiled yet",
+                hint="an algorithm with a replay: --algorithm dqn, ddpg or d4pg",
+            )
         if not 1 <= len(self.value_hidden) <= 16 or not all(1 <= units <= 8_192 for units in self.value_hidden):
             raise UsageError(f"value_hidden = {self.value_hidden}: expected 1..16 layers of 1..8,192 units")
         if self.lockstep and self.round_steps != self.block_steps:

@@ -80,6 +80,9 @@ class TrainConfig:
         checkpoint_period_s: longest time that learning goes on without one, unless writing them took more than 2 % of
             it; 0: none by time. Lockstep ignores it.
         audit_period_pushes: pushes between comparisons with a real conversion.
+        edge_tpu: compile pushes for the Edge TPU too, for actors that have one.
+        edge_tpu_period_pushes: every so many of them; the newest that is due wins while the compiler is busy.
+        edge_tpu_timeout_s: longest time that the compiler may take for one.
         max_lag_versions: blocks whose oldest row was made by a policy so many versions behind are taken, none older; 0:
             no bound.
         max_lag_steps: the same in environment steps.
@@ -124,6 +127,9 @@ class TrainConfig:
     checkpoint_period_steps: int = spec(20_000, 0, 10**12)
     checkpoint_period_s: float = spec(30.0, 0.0, math.inf)
     audit_period_pushes: int = spec(200, 1, 10**9)
+    edge_tpu: bool = False
+    edge_tpu_period_pushes: int = spec(20, 1, 10**9)
+    edge_tpu_timeout_s: float = spec(60.0, 0, 3_600, above=True)
     max_lag_versions: int = spec(0, 0, 10**9)
     max_lag_steps: int = spec(0, 0, 10**12)
     max_lag_s: float = spec(0.0, 0, 1e9)
@@ -150,6 +156,7 @@ class TrainConfig:
             parse_convolution(text)
         self._check_lockstep()
         self._check_normalization()
+        self._check_edge_tpu()
         self.check_kernels(self.runtime)
 
     def check_kernels(self, runtime: str) -> None:
@@ -179,6 +186,18 @@ class TrainConfig:
             raise UsageError(
                 "checkpoint_period_steps = 0: lockstep writes checkpoints at this period alone, and could not resume",
                 hint="--set checkpoint_period_steps=20000",
+            )
+
+    def _check_edge_tpu(self) -> None:
+        if not self.edge_tpu:
+            return
+        if self.lockstep:
+            raise UsageError("edge_tpu = true: in lockstep every policy acts for one turn, compiled or not")
+        if 0 < self.max_lag_versions <= self.edge_tpu_period_pushes:
+            raise UsageError(
+                f"max_lag_versions = {self.max_lag_versions}: only every {self.edge_tpu_period_pushes}th policy is "
+                "compiled (edge_tpu_period_pushes), so all that an Edge TPU makes would be refused",
+                hint=f"--set edge_tpu_period_pushes={max(1, self.max_lag_versions // 4)}",
             )
 
     def _check_normalization(self) -> None:

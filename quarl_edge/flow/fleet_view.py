@@ -126,6 +126,8 @@ class FleetView:
             "heard_s": _age(view.heard_s, now_s),
             "envs": state.num_envs,
             "policy_version": state.policy_version,
+            "runtime": state.runtime,
+            "edge_tpu": state.edge_tpu,
             "blocked": state.blocked,
             "blocked_s": _lasted(state, now_unix_s),
             "lag": self._lag(name),

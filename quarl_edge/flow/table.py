@@ -22,6 +22,7 @@ _COLUMNS = (
     "heard",
     "steps/s",
     "steps",
+    "policy",
     "behind",
     "pending",
     "spool",
@@ -81,13 +82,15 @@ def _cells(actor: Mapping[str, Any]) -> list[str]:
     blocked = f"{actor['blocked']} ({actor['blocked_s']:.0f} s)" if actor["blocked"] else ""
     if actor["status"] == "gone":
         return [actor["device"], "gone", *["-"] * (len(_COLUMNS) - 3), blocked]
+    policy = f"{actor['policy_version']}{' tpu' if actor['edge_tpu'] else ''}" if actor["policy_version"] else "none"
     if "steps" not in actor:
-        return [actor["device"], _ago(actor["heard_s"]), "-", "-", shown, *["-"] * 5, blocked]
+        return [actor["device"], _ago(actor["heard_s"]), "-", "-", policy, shown, *["-"] * 5, blocked]
     return [
         actor["device"],
         _ago(actor["heard_s"]),
         f"{actor['steps_per_s']:,.0f}",
         f"{actor['steps']:,}",
+        policy,
         shown,
         f"{actor['blocks_pending']:,}",
         _size(actor.get("spool_bytes", 0)),

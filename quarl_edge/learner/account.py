@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections import deque
@@ -160,6 +161,8 @@ class SessionAccount:
         scalars["rate/samples_per_insert"] = self._samples_per_insert()
         scalars["actors/online"] = float(actors)
         scalars["pushes/converted"] = float(bool(self._parts.conversion_reason))
+        if self._parts.edge_tpu is not None:
+            scalars["pushes/compiled"] = float(self._parts.edge_tpu.counters.published)
         scalars["ranges/pushes_held_back"] = float(self._gate.held_back)
         if self._gate.health is not None:
             scalars["ranges/bits_lost"] = self._gate.health.bits_lost
@@ -222,4 +225,5 @@ class SessionAccount:
             audit_failures=parts.auditor.failures,
             conversion_reason=parts.conversion_reason,
             ingest_refused=parts.receiver.refused,
+            edge_tpu=None if parts.edge_tpu is None else dataclasses.replace(parts.edge_tpu.counters),
         )

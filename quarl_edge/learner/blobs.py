@@ -1,5 +1,8 @@
 """Sends the chunks of big policies on a thread of its own: the hands of `Shelf`.
 
+Policies of a second stream (those compiled for the Edge TPU) have a server of their own, `beside` the first, so that
+neither displaces the other's; what devices need comes by one topic, which the first listens to.
+
 Training never waits for it. At most `_OPEN_BYTES` are on their way to the broker at a time: acks, births and
 keep-alives share the connection, and must not stand behind megabytes of chunks on a slow link.
 """
@@ -46,6 +49,7 @@ class BlobServer:
         self._changed = threading.Condition()
         self._closed = False
         self._refusals = CappedWarnings(_LOG)
+        self._beside: list[BlobServer] = []
         self.on_idle: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="blobs", daemon=True)
 
@@ -60,9 +64,16 @@ class BlobServer:
         with self._changed:
             return self._shelf.busy(time.monotonic())
 
-    def start(self) -> None:
-        """Listen to what devices need, and serve them from now on."""
-        self._link.subscribe(self._topics.any_need, self._on_need)
+    def start(self, *, beside: BlobServer | None = None) -> None:
+        """Serve devices from now on.
+
+        Args:
+            beside: a server of the same link that listens to what devices need, and passes on what is held here alone.
+        """
+        if beside is None:
+            self._link.subscribe(self._topics.any_need, self._on_need)
+        else:
+            beside._beside.append(self)
         self._thread.start()
 
     def put(self, manifest: Manifest, policy: bytes) -> None:
@@ -85,11 +96,26 @@ class BlobServer:
             return
         try:
             device, need = self._topics.device_of(message.topic), Need.decode(message.payload)
-            with self._changed:
-                self._shelf.need(device, need, time.monotonic())
-                self._changed.notify_all()
+            takers = [server._takes(device, need) for server in (self, *self._beside)]
+            if not any(takers):
+                self._ask_shelf(device, need)  # which counts it as strange
         except QuarlError as error:
             self._refusals.warning("message on %s refused: %s", message.topic, error)
+
+    def _takes(self, device: str, need: Need) -> bool:
+        """Take a question about a policy that is held here; any other says that none of these is wanted any more."""
+        with self._changed:
+            held = self._shelf.holds(need.sha256)
+            if not held:
+                self._shelf.asks_elsewhere(device)
+        if held:
+            self._ask_shelf(device, need)
+        return held
+
+    def _ask_shelf(self, device: str, need: Need) -> None:
+        with self._changed:
+            self._shelf.need(device, need, time.monotonic())
+            self._changed.notify_all()
 
     def _run(self) -> None:
         fanning = False

@@ -235,6 +235,8 @@ class TrainingLoop:
         self._parts.experience.begin(self._parts.epoch, pushed.version)
         self._account.pushes += self._parts.publisher.publish(pushed)
         self._last_publish_s = time.monotonic()
+        if self._parts.edge_tpu is not None:
+            self._parts.edge_tpu.consider(pushed)
         self._audit_owed |= pushed.version % self._config.audit_period_pushes == 0
         if self._audit_owed:
             self._audit_owed = not self._parts.auditor.submit(pushed)
@@ -366,4 +368,12 @@ class TrainingLoop:
         parts.receiver.send_acks()  # who fell silent is noticed though nobody speaks
         parts.keeper.sync()
         parts.auditor.poll()
+        self._publish_compiled()
         self._account.show()
+
+    def _publish_compiled(self) -> None:
+        """Send a push that was compiled for the Edge TPU; what another learner serves is not overwritten."""
+        compiled = self._parts.edge_tpu
+        if compiled is not None and compiled.is_ready:
+            self._parts.presence.check()
+            compiled.publish()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from quarl_edge.config import TrainConfig
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
+from quarl_edge.learner.edge_tpu import EdgeTpuPushes
 from quarl_edge.learner.keeper import Keeper
 from quarl_edge.learner.metrics import MetricsSink
 from quarl_edge.learner.normalization import ObservationNormalizer
@@ -63,4 +64,5 @@ class Parts:
     epoch: int = 0
     tell: Callable[[FlowReport], None] = lambda _report: None
     actors: ActorProcesses | None = None
+    edge_tpu: EdgeTpuPushes | None = None
     conversion_reason: str = ""

@@ -126,7 +126,7 @@ class Presence:
         """Say that the learner is gone, once; nothing brings it back, a reconnection neither.
 
         Args:
-            clear: also remove the retained birth and push, as a demo does; otherwise both stay for latecomers.
+            clear: also remove the retained birth and pushes, as a demo does; otherwise both stay for latecomers.
         """
         with self._lock:
             if self._left or self._deposed_by is not None or not self._announced:
@@ -138,6 +138,7 @@ class Presence:
         if clear:
             self._link.flush(timeout_s=2.0)
             self._link.publish(self._topics.policy, b"", retain=True)
+            self._link.publish(self._topics.edgetpu, b"", retain=True)
             self._link.publish(self._topics.learner, b"", retain=True)
         self._link.flush(timeout_s=2.0)
 

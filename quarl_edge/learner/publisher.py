@@ -19,10 +19,11 @@ from quarl_device.link import Link
 from quarl_device.policy_file import GoldenVectors
 from quarl_device.wire.keys import LearnerKey
 from quarl_device.wire.limits import MAX_CHUNK_BYTES, MAX_INLINE_PUSH_BYTES
-from quarl_device.wire.manifest import Manifest, chunk_digests, encode_manifest
-from quarl_device.wire.push import Exploration, PushHeader, encode_push, fits_inline, newer
+from quarl_device.wire.manifest import Manifest, chunk_digests
+from quarl_device.wire.push import Exploration, PushHeader, newer
 from quarl_device.wire.topics import Topics
 from quarl_edge.learner.blobs import BlobServer
+from quarl_edge.learner.sealing import seal_policy
 from quarl_export.golden import run_goldens
 from quarl_export.qat_template import QatTemplate
 from quarl_export.snapshot import PolicySnapshot
@@ -60,6 +61,7 @@ class Pushed:
         policy: the int8 file.
         golden: what `policy` answers to the golden observations.
         sha256: hex digest of `policy`.
+        header: what the push says of it.
         payload: the signed push or manifest.
         manifest: what `payload` says if it is a manifest, else `None`.
         prepare_ms: variables read to signed bytes.
@@ -72,6 +74,7 @@ class Pushed:
     policy: bytes
     golden: GoldenVectors
     sha256: str
+    header: PushHeader
     payload: bytes
     prepare_ms: float
     manifest: Manifest | None = None
@@ -166,7 +169,7 @@ class PolicyPublisher:
             variables_read_unix_ns=read_unix_ns,
             reset=reset,
         )
-        payload, manifest = self._seal(header, policy, examined.chunks)
+        payload, manifest = seal_policy(header, policy, self._key, chunks=examined.chunks)
         laps.append(time.perf_counter())
         return Pushed(
             version=version,
@@ -175,6 +178,7 @@ class PolicyPublisher:
             policy=policy,
             golden=examined.golden,
             sha256=examined.sha256,
+            header=header,
             payload=payload,
             manifest=manifest,
             prepare_ms=(laps[-1] - laps[0]) * 1e3,
@@ -229,18 +233,6 @@ class PolicyPublisher:
             hashed = pool.submit(hashlib.sha256, policy)
             chunks = pool.submit(chunk_digests, policy, chunk_bytes=MAX_CHUNK_BYTES)
             return _Examined(golden=answer(), sha256=hashed.result().hexdigest(), chunks=chunks.result())
-
-    def _seal(self, header: PushHeader, policy: bytes, chunks: bytes) -> tuple[bytes, Manifest | None]:
-        """Return the signed push, or of a large policy its signed manifest, and what that says."""
-        if fits_inline(header, len(policy)):
-            return encode_push(header, policy, self._key.sign), None
-        manifest = Manifest(
-            header=header,
-            size_bytes=len(policy),
-            chunk_bytes=MAX_CHUNK_BYTES,
-            digests=chunks or chunk_digests(policy, chunk_bytes=MAX_CHUNK_BYTES),
-        )
-        return encode_manifest(manifest, self._key.sign), manifest
 
     def _must_wait(self, pushed: Pushed) -> bool:
         return pushed.manifest is not None and self._blobs.busy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from quarl_edge.learner.edge_tpu_counters import EdgeTpuCounters
 from quarl_edge.local.evaluator import Judged
 
 
@@ -44,6 +45,7 @@ class TrainResult:
         audit_failures: of these, how many differed.
         conversion_reason: why pushes were converted, a second or more each; "" where they were patched.
         ingest_refused: blocks that did not hold, by error code.
+        edge_tpu: what became of pushes that were to be compiled for the Edge TPU, `None` where none were.
     """
 
     reason: StopReason
@@ -68,6 +70,7 @@ class TrainResult:
     audit_failures: int = 0
     conversion_reason: str = ""
     ingest_refused: dict[str, int] = field(default_factory=dict)
+    edge_tpu: EdgeTpuCounters | None = None
 
 
 def nothing_happened(*, env_steps: int, updates: int, best: Judged | None, resumable: bool) -> TrainResult:

@@ -7,6 +7,7 @@ The order matters: what can fail fast comes first (environment, broker, another 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -22,6 +23,7 @@ from quarl_edge.ingest.ingest import Ingest
 from quarl_edge.learner.algorithm import Algorithm
 from quarl_edge.learner.auditor import Auditor
 from quarl_edge.learner.blobs import BlobServer
+from quarl_edge.learner.edge_tpu import EdgeTpuPushes
 from quarl_edge.learner.fleet import CONNECT_TIMEOUT_S, Fleet
 from quarl_edge.learner.keeper import Keeper
 from quarl_edge.learner.loop import TrainingLoop
@@ -41,6 +43,8 @@ from quarl_edge.replay.stacking import as_seen
 from quarl_edge.runs import RunDirectory
 from quarl_edge.task import look_at
 from quarl_export.audit import AuditChild
+from quarl_export.edgetpu import COMPILER, find_compiler
+from quarl_export.edgetpu_push import compile_policy
 from quarl_export.file_runner import default_runtime
 from quarl_export.networks import HeadOutput, NetworkSpec, QuantizationSpec
 from quarl_export.qat import QatPolicy
@@ -146,6 +150,7 @@ class Session:
             blobs.start()
             publisher = PolicyPublisher(template, link=link, topics=topics, key=fleet.key, epoch=epoch, blobs=blobs)
             stack.callback(publisher.retire)
+            edge_tpu = self._edge_tpu(stack, link, receiver, blobs)
             # Building took a while: another learner may have claimed the fleet meanwhile.
             link.flush(timeout_s=CONNECT_TIMEOUT_S)
             presence.check()
@@ -168,6 +173,7 @@ class Session:
                 env_steps=lambda: ingest.env_steps,
                 check_broker=fleet.check_broker,
                 actors=actors,
+                edge_tpu=edge_tpu,
                 epoch=epoch,
                 tell=lambda report: self._tell(link, report),
             )
@@ -229,6 +235,33 @@ class Session:
         self._stop_if_asked()
         algorithm.compile()
         return algorithm, template, auditor
+
+    def _edge_tpu(
+        self, stack: contextlib.ExitStack, link: PahoLink, receiver: Receiver, blobs: BlobServer
+    ) -> EdgeTpuPushes | None:
+        """Return what compiles pushes for the Edge TPU; `None` where nobody asked, or the compiler is not here."""
+        config, topics = self._config, self._fleet.topics
+        if not config.edge_tpu:
+            return None
+        if find_compiler() is None:
+            self._progress.note(
+                f"{COMPILER} is not on the PATH: nothing is compiled for the Edge TPU, and actors that have one train "
+                "on their CPU (coral.ai/docs/edgetpu/compiler)"
+            )
+            return None
+        own = BlobServer(link, topics, audience=lambda: len(receiver.actors))
+        stack.callback(own.close)
+        own.start(beside=blobs)
+        pushes = EdgeTpuPushes(
+            functools.partial(compile_policy, deadline_s=config.edge_tpu_timeout_s),
+            link=link,
+            topics=topics,
+            key=self._fleet.key,
+            blobs=own,
+            period=config.edge_tpu_period_pushes,
+        )
+        stack.callback(pushes.close)
+        return pushes
 
     def _contract(self) -> PolicyContract:
         # The tensor names are not known before the conversion, which fills them in.

@@ -112,6 +112,15 @@ class Shelf:
             del self._held[1 if self._held[0].is_wanted(now_s) else 0]
         self._held.append(_Held(manifest=manifest, policy=policy, put_s=now_s, sent_s=[_NEVER] * manifest.count))
 
+    def holds(self, sha256: str) -> bool:
+        """Whether a policy file may be asked for here."""
+        return any(held.manifest.header.sha256 == sha256 for held in self._held)
+
+    def asks_elsewhere(self, device: str) -> None:
+        """A device has asked for a policy that is not held here: it assembles none of these any more."""
+        for held in self._held:
+            held.wanted_s.pop(device, None)
+
     def clear(self) -> None:
         """Hold nothing any more."""
         self._held.clear()

@@ -1,11 +1,13 @@
 /* A stand-in for libedgetpu: TFLite's external-delegate interface, and the custom operator of compiled files.
  *
  * The structs are those of tensorflow/lite/core/c/common.h, as far as this file goes into them; their layout has been
- * the same from TensorFlow 2.5 on. What the operator computes: output byte i is input byte i modulo the input's size.
+ * the same from TensorFlow 2.5 on. What the operator computes: where its options are "STUB" and dense layers (see
+ * `compiled` in stub_delegate.py), these; else output byte i is input byte i modulo the input's size.
  *
  * Options: "fail" (create | prepare | crash | hang | invoke-crash) says where to fail. The environment variable
  * STUB_DELEGATE_FAIL says the same; STUB_DELEGATE_LOG names a file that gets a line of options per creation.
  */
+#include <math.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,7 +38,10 @@ typedef struct Tensor {
 } Tensor;
 typedef struct Node {
   IntArray *inputs, *outputs, *intermediates, *temporaries;
-} Node;
+  void *user_data, *builtin_data;
+  const void *custom_initial_data;
+  int custom_initial_data_size;
+} Node; /* goes on */
 struct Context;
 typedef struct Registration {
   void *(*init)(struct Context *, const char *, size_t);
@@ -70,13 +75,50 @@ typedef struct Delegate {
   void *opaque_delegate_builder;
 } Delegate;
 
+typedef struct {
+  Delegate *delegate;
+} Params; /* goes on */
+
+enum { kWidest = 4096 };
 static char where[32];
 
 static bool fails(const char *at) { return strcmp(where, at) == 0; }
 
 static void *init(Context *context, const char *buffer, size_t size) {
-  (void)context, (void)buffer, (void)size;
-  return NULL;
+  (void)context, (void)size;
+  return ((const Params *)buffer)->delegate->data;
+}
+
+/* int32 inputs, outputs, zero points of both, least and largest output; then per output double multiplier, int32 bias;
+ * then int8 weights, a row per output. Returns where the next layer begins. */
+static const char *dense(const char *at, const int8_t *source, int8_t *sink) {
+  int32_t n[6];
+  memcpy(n, at, sizeof n);
+  const char *multipliers = at + sizeof n, *biases = multipliers + 8 * n[1];
+  const int8_t *weights = (const int8_t *)(biases + 4 * n[1]);
+  for (int o = 0; o < n[1]; o++) {
+    double multiplier;
+    int32_t sum;
+    memcpy(&multiplier, multipliers + 8 * o, 8);
+    memcpy(&sum, biases + 4 * o, 4);
+    for (int i = 0; i < n[0]; i++) sum += weights[o * n[0] + i] * (source[i] - n[2]);
+    double value = floor(sum * multiplier + 0.5) + n[3];
+    sink[o] = (int8_t)(value < n[4] ? n[4] : value > n[5] ? n[5] : value);
+  }
+  return (const char *)weights + n[0] * n[1];
+}
+
+static void layers(const char *options, const int8_t *source, int8_t *sink, size_t bytes) {
+  static int8_t values[2][kWidest];
+  int32_t count;
+  memcpy(&count, options + 4, 4);
+  options += 8;
+  const int8_t *from = source;
+  for (int i = 0; i < count; i++) {
+    options = dense(options, from, values[i % 2]);
+    from = values[i % 2];
+  }
+  memcpy(sink, from, bytes);
 }
 
 static void nothing(Context *context, void *data) { (void)context, (void)data; }
@@ -91,6 +133,8 @@ static Status invoke(Context *context, Node *node) {
   /* The inputs of a delegate's node count constants too; the first is the one that changes. */
   const Tensor *source = &context->tensors[node->inputs->data[0]];
   Tensor *sink = &context->tensors[node->outputs->data[0]];
+  const char *options = node->user_data;
+  if (options) return layers(options, source->data, sink->data, sink->bytes), kOk;
   for (size_t i = 0; i < sink->bytes; i++) ((int8_t *)sink->data)[i] = ((const int8_t *)source->data)[i % source->bytes];
   return kOk;
 }
@@ -109,8 +153,11 @@ static Status prepare(Context *context, Delegate *delegate) {
     Node *node;
     Registration *registration;
     if (context->GetNodeAndRegistration(context, plan->data[i], &node, &registration) != kOk) continue;
-    if (registration->custom_name && strcmp(registration->custom_name, "edgetpu-custom-op") == 0)
+    if (registration->custom_name && strcmp(registration->custom_name, "edgetpu-custom-op") == 0) {
       mine->data[mine->size++] = plan->data[i];
+      if (node->custom_initial_data_size > 8 && memcmp(node->custom_initial_data, "STUB", 4) == 0)
+        delegate->data = (void *)node->custom_initial_data;
+    }
   }
   Status status = kOk;
   if (mine->size) {

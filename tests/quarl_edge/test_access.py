@@ -30,11 +30,16 @@ def test_w9_a_device_may_do_all_that_the_wire_asks_of_it():
     reads = [LAB.learner, LAB.policy, LAB.edgetpu, LAB.blob("00", 0), LAB.tuf("index")]
     for topic in [*reads, LAB.ack("pi-1"), LAB.desired("pi-1"), LAB.state("pi-1")]:
         assert can(device, "read", topic)
+    for topic in (LAB.policy, LAB.edgetpu, LAB.learner, LAB.blob("00", 0)):
+        assert not can(device, "write", topic)
+    assert not can(device, "read", Topics("other").edgetpu)
 
 
 def test_w9_a_learner_may_do_all_that_the_wire_asks_of_it():
     for learner in (client("l", "learner"), client("l", "learner", "")):
-        assert all(can(learner, "write", t) for t in (LAB.learner, LAB.policy, LAB.blob("0", 0), LAB.ack("pi-1")))
+        assert all(
+            can(learner, "write", t) for t in (LAB.learner, LAB.policy, LAB.edgetpu, LAB.blob("0", 0), LAB.ack("pi-1"))
+        )
         assert all(
             can(learner, "read", t) for t in (LAB.learner, LAB.policy, LAB.any_state, LAB.xp("x"), LAB.need("x"))
         )

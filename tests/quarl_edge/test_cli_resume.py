@@ -33,6 +33,11 @@ def test_budget_and_actors_may_change(run):
     assert resumed(run, settings=["steps=2000", "actors=0"]) == CONFIG.replace(steps=2000, actors=0)
 
 
+def test_what_is_compiled_may_change(run):
+    wanted = CONFIG.replace(steps=2000, edge_tpu=True, edge_tpu_period_pushes=5)
+    assert resumed(run, asked={"steps": 2000, "edge_tpu": True}, settings=["edge_tpu_period_pushes=5"]) == wanted
+
+
 def test_what_the_run_has_anyway_may_be_said_again(run):
     said = {"env": "CartPole-v1", "algorithm": "dqn", "settings": ["hidden=64,64"]}
     assert resumed(run, asked={"steps": 2000, "seed": 0}, **said) == CONFIG.replace(steps=2000)

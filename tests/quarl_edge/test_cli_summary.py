@@ -10,8 +10,9 @@ from quarl_device.evaluate import Evaluation
 from quarl_edge.cli import train
 from quarl_edge.cli.demo import DemoReport, _rows, _show
 from quarl_edge.cli.output import Format
-from quarl_edge.cli.summary import audit_rows, refused_rows, selection
+from quarl_edge.cli.summary import audit_rows, edge_tpu_rows, refused_rows, selection
 from quarl_edge.configure import make_config
+from quarl_edge.learner.edge_tpu_counters import EdgeTpuCounters
 from quarl_edge.learner.result import StopReason, TrainResult
 from quarl_edge.local.evaluator import Judged
 from quarl_edge.runs import RunDirectory
@@ -125,3 +126,12 @@ def test_a_run_that_left_nothing_says_so(tmp_path, capsys):
     assert "removed: it ended before its first checkpoint" in capsys.readouterr().out
     show_run(CONFIG, RunDirectory(tmp_path), result())
     assert "removed" not in capsys.readouterr().out
+
+
+def test_compiled_pushes_have_a_row_where_some_were_asked_for():
+    assert edge_tpu_rows(None) == []
+    assert edge_tpu_rows(EdgeTpuCounters(published=7)) == [("Edge TPU", "7 compiled pushes")]
+    failed = EdgeTpuCounters(published=1, failures=3, last_failure="died of signal 11")
+    [row] = edge_tpu_rows(failed)
+    assert row == ("Edge TPU", "1 compiled pushes; 3 were not compiled, the last: died of signal 11")
+    assert row in train_rows(CONFIG, result(edge_tpu=failed))

@@ -146,12 +146,32 @@ def test_a_bad_setting_says_what_was_expected(text, message):
         ({"observation_scale": (1.0, 1.0), "observation_offset": (0.0,)}, "one value"),
         ({"observation_scale": (float("inf"),)}, "expected numbers"),
         ({"goal_return": float("inf")}, "goal_return"),
+        ({"edge_tpu": True, "lockstep": True, "actors": 1}, "acts for one turn"),
+        ({"edge_tpu": True, "max_lag_versions": 20}, r"every 20th policy .*edge_tpu_period_pushes=5\)"),
+        ({"edge_tpu_period_pushes": 0}, "at least 1"),
+        ({"edge_tpu_timeout_s": 0.0}, "above 0"),
         ({"worms": 3}, "unknown setting"),
     ],
 )
 def test_a_value_that_cannot_work_is_named_with_its_range(changes, message):
     with pytest.raises(UsageError, match=message):
         MINIMAL.replace(**changes)
+
+
+def test_what_learns_from_rounds_has_nothing_to_compile():
+    config = make_config("CartPole-v1", algorithm="ppo")
+    with pytest.raises(UsageError, match="ppo learns from rounds"):
+        config.replace(edge_tpu=True)
+
+
+def test_the_edge_tpu_goes_with_a_lag_that_compiled_policies_can_keep():
+    config = MINIMAL.replace(edge_tpu=True, max_lag_versions=21)
+    assert config.edge_tpu_period_pushes == 20
+    assert config_from_json(config.to_json()) == config
+    stored = MINIMAL.to_json()
+    for name in ("edge_tpu", "edge_tpu_period_pushes", "edge_tpu_timeout_s"):
+        del stored[name]
+    assert config_from_json(stored) == MINIMAL, "runs from before it was there"
 
 
 def test_is_frozen_and_keyword_only():

@@ -221,6 +221,20 @@ def test_narrow_terminals_are_no_error(scene, width):
 HOSTILE = ("[/]", "[red]no credit[/red]", "\x1b]0;owned\x1b\\", "a\nfake row", "\u202eevil", "x" * 256)
 
 
+def test_which_policy_acts_and_where(scene):
+    scene.listen()
+    scene.state("coral", edge_tpu=True, runtime="ai-edge-litert 2.3.0 with edgetpu:usb")
+    scene.state("new", policy_version=0)
+    scene.state("pi")
+    assert (scene.actors["coral"]["edge_tpu"], scene.actors["pi"]["edge_tpu"]) == (True, False)
+    assert scene.actors["coral"]["runtime"].endswith("edgetpu:usb")
+    shown = {line.split()[0]: line for line in scene.text().splitlines() if line.strip()}
+    assert " 6 tpu " in shown["coral"]
+    assert " 6 " in shown["pi"]
+    assert "tpu" not in shown["pi"]
+    assert "none" in shown["new"]
+
+
 @pytest.mark.parametrize("said", HOSTILE)
 def test_what_a_device_says_is_shown_as_text_and_reaches_no_terminal(scene, said):
     """Also past the wire's own checks: `render` trusts nobody."""

@@ -50,7 +50,8 @@ def small_cap(monkeypatch):
     """Make one message carry so little that the test's small policy is a big one."""
     for module in ("quarl_device.wire.push", "quarl_edge.learner.publisher"):
         monkeypatch.setattr(f"{module}.MAX_INLINE_PUSH_BYTES", 3_000)
-    monkeypatch.setattr("quarl_edge.learner.publisher.MAX_CHUNK_BYTES", 500)
+    for module in ("publisher", "sealing"):
+        monkeypatch.setattr(f"quarl_edge.learner.{module}.MAX_CHUNK_BYTES", 500)
 
 
 def eventually(condition, what):

@@ -25,6 +25,7 @@ from quarl_edge.flow.lag import PolicyLag
 from quarl_edge.learner import account
 from quarl_edge.learner import loop as module
 from quarl_edge.learner.algorithm import Learned
+from quarl_edge.learner.edge_tpu_counters import EdgeTpuCounters
 from quarl_edge.learner.loop import TrainingLoop
 from quarl_edge.learner.metrics import MemoryMetrics
 from quarl_edge.learner.parts import Parts, Progression
@@ -240,6 +241,23 @@ class Auditor:
         pass
 
 
+class Compiled:
+    """What compiles for an Edge TPU: each push is ready at once."""
+
+    def __init__(self):
+        self.considered, self.is_ready = [], False
+        self.counters = EdgeTpuCounters(failures=2, last_failure="no room")
+
+    def consider(self, pushed):
+        self.considered.append(pushed.version)
+        self.is_ready = True
+
+    def publish(self):
+        assert self.is_ready
+        self.is_ready = False
+        self.counters.published += 1
+
+
 class Presence:
     """Overtaken once `overtaken` is set."""
 
@@ -269,7 +287,15 @@ class Setting:
     """A loop and its doubles."""
 
     def __init__(
-        self, *, returns=(10.0,), progression=None, auditor=None, actors=None, conversion_reason="", **settings
+        self,
+        *,
+        returns=(10.0,),
+        progression=None,
+        auditor=None,
+        actors=None,
+        conversion_reason="",
+        compiled=None,
+        **settings,
     ):
         small = {
             "hidden": (4,), "batch_size": 8, "updates_per_call": 4, "samples_per_insert": 8.0, "learning_starts": 32,
@@ -293,7 +319,7 @@ class Setting:
             auditor=self.auditor, keeper=self.keeper, normalizer=self.normalizer,
             metrics=self.metrics, progress=self.progress, stop=self.stop,
             env_steps=lambda: self.world.env_steps, check_broker=self._check_broker, actors=actors,
-            conversion_reason=conversion_reason, epoch=7, tell=self._tell,
+            conversion_reason=conversion_reason, epoch=7, tell=self._tell, edge_tpu=compiled,
         )  # fmt: skip
         self.reports = []
         self.loop = TrainingLoop(parts, progression or Progression())
@@ -623,6 +649,30 @@ def test_an_audit_that_was_put_off_is_made_with_the_next_push():
     setting = Setting(auditor=Auditor(busy=2), audit_period_pushes=10, steps=3_000)
     setting.run()
     assert setting.auditor.taken[0] == 12
+
+
+def test_every_push_that_goes_out_may_be_compiled_and_what_is_ready_goes_out():
+    setting = Setting(compiled=Compiled(), steps=500)
+    result = setting.run()
+    compiled = setting.loop._parts.edge_tpu
+    assert compiled.considered == setting.publisher.published
+    assert result.edge_tpu == compiled.counters
+    assert 1 < result.edge_tpu.published <= len(compiled.considered)
+    assert setting.metrics.rows[-1][1]["pushes/compiled"] == result.edge_tpu.published
+
+
+def test_nothing_compiled_is_sent_over_another_learners():
+    compiled = Compiled()
+    setting = Setting(compiled=compiled)
+    compiled.is_ready = True
+    setting.presence.overtaken = True
+    with pytest.raises(LearnerAlive):
+        setting.loop._publish_compiled()
+    assert compiled.counters.published == 0
+
+
+def test_without_an_edge_tpu_the_result_says_nothing_of_it():
+    assert Setting(steps=200).run().edge_tpu is None
 
 
 def test_rates_are_over_the_time_they_were_counted_in():

@@ -19,6 +19,7 @@ class ActingPolicy:
         version: of the push.
         exploration: this actor's.
         reset: lockstep: reset every environment before acting with it.
+        edge_tpu: it is compiled for the Edge TPU and runs there.
     """
 
     policy: Policy
@@ -26,6 +27,7 @@ class ActingPolicy:
     version: int
     exploration: Exploration = field(default_factory=lambda: Exploration(kind="none", values=()))
     reset: bool = False
+    edge_tpu: bool = False
 
 
 class Mailbox:

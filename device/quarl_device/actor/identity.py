@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quarl_device import __version__
+from quarl_device.delegate_spec import COMPILED_LAG_S
 from quarl_device.link import Will
 from quarl_device.wire.messages import DeviceState
 from quarl_device.wire.topics import Topics
@@ -31,6 +32,8 @@ class AgentConfig:
         max_offline_s: how long it goes on where link or learner are lost, as far as its outbox takes what it makes.
         max_offline_blocks: most blocks that wait while it goes on so; `None` for no bound.
         max_upload_bytes_per_s: of experience; 0 for no bound.
+        edge_tpu_max_lag_s: with an Edge TPU: how long a policy that was replaced may act while a compiled one is
+            awaited.
     """
 
     fleet: str
@@ -47,6 +50,7 @@ class AgentConfig:
     max_offline_s: float = 0.0
     max_offline_blocks: int | None = None
     max_upload_bytes_per_s: float = 0.0
+    edge_tpu_max_lag_s: float = COMPILED_LAG_S
 
 
 def gone_state(name: str, boot_id: str, *, why: str = "") -> bytes:

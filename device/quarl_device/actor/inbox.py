@@ -6,6 +6,8 @@ one is newer is known when its signature has been checked, not before. Whoever i
 A manifest is handed to a `Fetcher`, which hands the policy file back once it is whole; it has a slot of its own, so
 that the manifests that came meanwhile do not throw away what took long to fetch.
 
+An actor with an Edge TPU hears two streams, of which `two_streams` says what acts; what waits there waits in a slot.
+
 A push may overtake the birth of its learner. It then waits for it, in a slot too: the task may be another one, and
 whoever follows a birth drops the policies that came before. A learner that waits for experience pushes nothing again:
 if that one were lost, both would wait for each other.
@@ -20,18 +22,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 from quarl_device.actor.acting import ActingPolicy
 from quarl_device.actor.fetcher import Fetcher
+from quarl_device.actor.trusted import TrustedLearner
+from quarl_device.actor.two_streams import TwoStreams, Verdict
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.contract import ActionSpec, ObservationSpec
-from quarl_device.environments import show_action
-from quarl_device.errors import PayloadRefused, SpaceMismatch
+from quarl_device.delegate_spec import COMPILED_LAG_S, EDGE_TPU_OPERATOR
+from quarl_device.errors import PayloadRefused
+from quarl_device.lint import is_compiled
 from quarl_device.policy import Policy
 from quarl_device.policy_file import GoldenVectors, PolicyFile, read_policy
-from quarl_device.runtime import PolicyRuntime
+from quarl_device.runtime import PolicyRuntime, reaches_edge_tpu
 from quarl_device.wire.exploration import check_exploration
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.manifest import decode_manifest, is_manifest
@@ -45,17 +49,6 @@ _WAITING = 4
 Signed = tuple[PushHeader, bytes]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Learner:
-    """Whose pushes are taken, for which spaces: a birth, see `Inbox.trust`."""
-
-    key: PublicKey
-    observations: tuple[ObservationSpec, ...]
-    action: ActionSpec
-    epoch: int
-    extras: tuple[str, ...] = ()
-
-
 class Inbox:
     """Verifies, lints and self-tests each push, newest first, and hands on what holds.
 
@@ -65,12 +58,12 @@ class Inbox:
         actor_index: picks this actor's exploration value.
         on_ready: takes each policy that holds, on the inbox's own thread.
         fetcher: fetches what a manifest describes; without one, manifests are refused.
+        max_lag_s: of a runtime with an Edge TPU: see `two_streams`.
 
     Attributes:
-        latest: (epoch, version) of the newest policy handed on.
         accepted: policies handed on.
         refused: pushes that did not hold; the policy in use goes on.
-        ignored: pushes that were not newer (W3).
+        ignored: pushes that were not newer (W3), or compiled ones soon after one that failed.
         ready_ms: of recent pushes, from the learner's reading of its variables to a policy that is ready for the next
             step, in ms of the wall clock: right only where both ends share a clock.
     """
@@ -83,19 +76,23 @@ class Inbox:
         actor_index: int,
         on_ready: Callable[[ActingPolicy], None],
         fetcher: Fetcher | None = None,
+        max_lag_s: float = COMPILED_LAG_S,
     ) -> None:
         self._runtime = runtime
+        self._on_edge_tpu = False
+        self._streams = TwoStreams(edge_tpu=reaches_edge_tpu(runtime), max_lag_s=max_lag_s)
         self._batch_size = batch_size
         self._actor_index = actor_index
         self._on_ready = on_ready
         self._changed = threading.Condition()
         self._payloads: deque[bytes] = deque(maxlen=_WAITING)
+        self._compiled: deque[bytes] = deque(maxlen=_WAITING)  # apart, since plain ones come far more often
+        self._later: tuple[tuple[int, int], bytes] | None = None  # the newest plain one that waits for a compiled one
         self._fetched: Signed | None = None
         self._early: Signed | None = None  # of a learner whose birth has not come
         self._fetcher = fetcher
-        self._learner: _Learner | None = None
+        self._learner: TrustedLearner | None = None
         self._closed = False
-        self.latest = (-1, -1)
         self.accepted = 0
         self.refused = 0
         self._refusals = CappedWarnings(_LOG)
@@ -105,6 +102,11 @@ class Inbox:
             fetcher.deliver_to(self._take_fetched)
         self._thread = threading.Thread(target=self._work, name="inbox", daemon=True)
         self._thread.start()
+
+    @property
+    def latest(self) -> tuple[int, int]:
+        """(epoch, version) of the newest policy handed on."""
+        return self._streams.latest
 
     def trust(
         self,
@@ -126,13 +128,20 @@ class Inbox:
             extras: likewise; exploration must give them.
         """
         with self._changed:
-            self._learner = _Learner(key=key, observations=observations, action=action, epoch=epoch, extras=extras)
+            self._learner = TrustedLearner(
+                key=key, observations=observations, action=action, epoch=epoch, extras=extras
+            )
             self._changed.notify_all()
 
-    def offer(self, payload: bytes) -> None:
-        """Have a push looked at, before all that wait; the oldest of too many is forgotten."""
+    def offer(self, payload: bytes, *, compiled: bool = False) -> None:
+        """Have a push looked at, before all that wait; the oldest of too many is forgotten.
+
+        Args:
+            payload: as it came.
+            compiled: it came by `live/edgetpu`. What it is, its header says, which is signed.
+        """
         with self._changed:
-            self._payloads.append(payload)
+            (self._compiled if compiled else self._payloads).append(payload)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -179,29 +188,43 @@ class Inbox:
         if self._fetched is not None:
             fetched, self._fetched = self._fetched, None
             return partial(self._take_assembled, learner, *fetched)
-        if self._payloads:
-            return partial(self._open, learner, self._payloads.pop())
+        for waiting in (self._compiled, self._payloads):
+            if waiting:
+                return partial(self._open, learner, waiting.pop())
+        if self._later is not None and time.monotonic() >= self._streams.due_s:
+            (_, payload), self._later = self._later, None
+            return partial(self._open, learner, payload)
         return None
 
     def _wait_s(self) -> float:
-        return _WAIT_S if self._fetcher is None else min(_WAIT_S, self._fetcher.wait_s())
+        wait_s = _WAIT_S if self._fetcher is None else min(_WAIT_S, self._fetcher.wait_s())
+        if self._later is None or self._learner is None:
+            return wait_s
+        return max(0.0, min(wait_s, self._streams.due_s - time.monotonic()))
 
-    def _open(self, learner: _Learner, payload: bytes) -> None:
+    def _open(self, learner: TrustedLearner, payload: bytes) -> None:
         """Take a push as it came, or have fetched what a manifest describes."""
         if self._fetcher is None or not is_manifest(payload):
-            self._take(learner, *decode_push(payload, learner.key.verify))
+            header, data = decode_push(payload, learner.key.verify)
+            if self._is_due(learner, header, payload):
+                self._take(learner, header, data)
             return
         manifest = decode_manifest(payload, learner.key.verify)
-        if self._is_news(learner, manifest.header):
+        if self._is_due(learner, manifest.header, payload):
             self._fetcher.want(manifest)
 
-    def _is_news(self, learner: _Learner, header: PushHeader) -> bool:
-        news = header.epoch >= learner.epoch and newer((header.epoch, header.version), self.latest)
-        self.ignored += not news
-        return news
+    def _is_due(self, learner: TrustedLearner, header: PushHeader, payload: bytes) -> bool:
+        """Whether a push is to be taken now; one that may be later is kept, where it is the newest of those."""
+        verdict = Verdict.IGNORE if header.epoch < learner.epoch else self._streams.judge(header, time.monotonic())
+        if verdict is Verdict.WAIT:
+            version = (header.epoch, header.version)
+            if self._later is None or not newer(self._later[0], version):
+                self._later = version, payload
+        self.ignored += verdict is Verdict.IGNORE
+        return verdict is Verdict.TAKE
 
     def _take(
-        self, learner: _Learner, header: PushHeader, data: bytes, *, check: Callable[[], None] = lambda: None
+        self, learner: TrustedLearner, header: PushHeader, data: bytes, *, check: Callable[[], None] = lambda: None
     ) -> None:
         """Load a policy file whose header the learner has signed, and hand it on.
 
@@ -211,15 +234,24 @@ class Inbox:
             data: of the header's sha256, if `check` raises nothing.
             check: called before the file is kept or used.
         """
-        if not self._is_news(learner, header):
+        if header.epoch < learner.epoch or not newer((header.epoch, header.version), self.latest):
+            # What waited for its learner or was fetched may have been overtaken meanwhile.
+            self.ignored += 1
             return
         if header.epoch > learner.epoch:
             check()
             self._hold(header, data)
             return
-        acting = self._load(learner, header, read_policy(data, sha256=header.sha256))
-        check()
-        self.latest = (header.epoch, header.version)
+        try:
+            acting = self._load(learner, header, read_policy(data, sha256=header.sha256))
+            check()
+        except Exception:
+            self._streams.failed(header, time.monotonic())
+            raise
+        self._note_where(header)
+        self._streams.taken(header)
+        if self._later is not None and not newer(self._later[0], self.latest):
+            self._later = None
         self.accepted += 1
         if header.variables_read_unix_ns:
             self.ready_ms.append((time.time_ns() - header.variables_read_unix_ns) / 1e6)
@@ -227,7 +259,7 @@ class Inbox:
         if self._fetcher is not None:
             self._fetcher.outdated(self.latest)
 
-    def _take_assembled(self, learner: _Learner, header: PushHeader, data: bytes) -> None:
+    def _take_assembled(self, learner: TrustedLearner, header: PushHeader, data: bytes) -> None:
         """Take a file that came in chunks, each as the learner signed it, if together they are what it named."""
         # Beside loading it, which takes as long: this thread's policy waits, and the link's thread has no time for it.
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -248,8 +280,15 @@ class Inbox:
             if held is None or newer((header.epoch, header.version), (held.epoch, held.version)):
                 self._early = (header, data)
 
-    def _load(self, learner: _Learner, header: PushHeader, file: PolicyFile) -> ActingPolicy:
-        _check_spaces(learner, file)
+    def _note_where(self, header: PushHeader) -> None:
+        if header.edge_tpu != self._on_edge_tpu:
+            self._on_edge_tpu = header.edge_tpu
+            _LOG.info("policy %d acts on the %s", header.version, "Edge TPU" if header.edge_tpu else "CPU")
+
+    def _load(self, learner: TrustedLearner, header: PushHeader, file: PolicyFile) -> ActingPolicy:
+        learner.check_spaces(file)
+        if header.edge_tpu and not is_compiled(file.graph):
+            raise PayloadRefused(f"the push says that it is compiled, but the file has no {EDGE_TPU_OPERATOR}")
         contract = file.contract
         check_exploration(header.exploration, contract.head, contract.action, extras=learner.extras)
         golden = GoldenVectors(
@@ -265,22 +304,9 @@ class Inbox:
             version=header.version,
             exploration=header.exploration.for_actor(self._actor_index),
             reset=header.reset,
+            edge_tpu=header.edge_tpu,
         )
 
     def _refuse(self, error: Exception) -> None:
         self.refused += 1
         self._refusals.warning("push refused: %s", error)
-
-
-def _check_spaces(learner: _Learner, file: PolicyFile) -> None:
-    wanted, found = (
-        [(spec.key, spec.shape, spec.dtype, spec.stack, spec.stack_fill) for spec in specs]
-        for specs in (learner.observations, file.contract.observations)
-    )
-    if found != wanted:
-        raise SpaceMismatch(f"the pushed policy observes {found}, the learner's birth says {wanted}")
-    ours, theirs = learner.action, file.contract.action
-    if theirs.space != ours.space:
-        raise SpaceMismatch(
-            f"the pushed policy acts in {show_action(theirs)}, the learner's birth says {show_action(ours)}"
-        )

@@ -18,7 +18,7 @@ from quarl_device.actor.task import same_task, task_name
 from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
-from quarl_device.runtime import PolicyRuntime
+from quarl_device.runtime import PolicyRuntime, reaches_edge_tpu
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, check_wire_version
 from quarl_device.wire.topics import Topics
 
@@ -68,13 +68,17 @@ class Listener:
             actor_index=config.actor_index,
             on_ready=self._policy_ready,
             fetcher=Fetcher(link, topics=Topics(config.fleet), device=config.name),
+            max_lag_s=config.edge_tpu_max_lag_s,
         )
+        self._edge_tpu = reaches_edge_tpu(runtime)
 
     def subscribe(self, link: Link) -> None:
         """Listen on a link that is not connected yet."""
         topics = Topics(self._config.fleet)
         link.subscribe(topics.learner, self._guarded("births", self._on_learner))
         link.subscribe(topics.policy, self._guarded("pushes", self._on_policy))
+        if self._edge_tpu:
+            link.subscribe(topics.edgetpu, self._guarded("compiled pushes", self._on_compiled))
         link.subscribe(topics.ack(self._config.name), self._guarded("acks", self._on_ack), qos=0)
         # Last: what is retained there comes before this life's own birth is heard.
         link.subscribe(topics.state(self._config.name), self._guarded("own states", self._on_own_state), qos=0)
@@ -202,6 +206,10 @@ class Listener:
     def _on_policy(self, message: Message) -> None:
         if message.payload:
             self.inbox.offer(message.payload)
+
+    def _on_compiled(self, message: Message) -> None:
+        if message.payload:
+            self.inbox.offer(message.payload, compiled=True)
 
     def _policy_ready(self, acting: ActingPolicy) -> None:
         shared = self._shared

@@ -38,6 +38,7 @@ class Speaker:
         self._topics = Topics(config.fleet)
         self._beat = 0
         self._steps = 0  # that this life has made
+        self._said_edge_tpu = False
 
     def announce(self) -> None:
         """Publish the device's birth, or renew it."""
@@ -47,6 +48,17 @@ class Speaker:
         if self._link.publish(self._topics.state(self._config.name), self._state(now_s).encode(), retain=True):
             shared.standstill.announced(now_s)
             shared.session.announced(now_s)
+            self._said_edge_tpu = self._on_edge_tpu
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the policy that acts has moved between CPU and Edge TPU since the last birth."""
+        return self._said_edge_tpu != self._on_edge_tpu
+
+    @property
+    def _on_edge_tpu(self) -> bool:
+        acting = self._shared.acting
+        return acting is not None and acting.edge_tpu
 
     def _state(self, now_s: float) -> DeviceState:
         acting, standstill = self._shared.acting, self._shared.standstill
@@ -70,6 +82,7 @@ class Speaker:
             package=__version__,
             blocked=blocked,
             blocked_since_unix_s=standstill.since_unix_s(now_s, time.time()) if blocked else 0.0,
+            edge_tpu=self._on_edge_tpu,
         )
 
     def keep_block(

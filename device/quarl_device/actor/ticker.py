@@ -75,7 +75,7 @@ class Ticker:
             session.tick(now_s, in_air=self._link.connected and not self._link.flush(timeout_s=0.0))
             shared.absence.note(session.learner, session.epoch, now_s)
             shared.absence.note_stop(now_s, stopped=session.stopped_by_blocks)
-            if shared.standstill.is_news(now_s):
+            if shared.standstill.is_news(now_s) or self._speaker.is_outdated:
                 session.request_announce()
             if session.announce_due(now_s):
                 self._speaker.announce()

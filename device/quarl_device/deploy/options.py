@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from quarl_device.wire.keys import PublicKey
 
 _LOG = logging.getLogger(__name__)
-_TRAINING_ONLY = ("broker", "index", "block_steps", "max_offline", "max_offline_blocks", "max_upload", "exit_when_gone")
+_TRAINING_ONLY = (
+    *("broker", "index", "block_steps", "max_offline", "max_offline_blocks", "max_upload", "exit_when_gone"),
+    "edge_tpu_max_lag",
+)
 
 
 def add_deploy_options(run: argparse.ArgumentParser) -> None:

@@ -176,6 +176,7 @@ class DeviceState:
         package: version of quarl-edge-device.
         blocked: why it stands still, such as "no learner", "no credit" or "spool full: no learner"; "" if it runs.
         blocked_since_unix_s: since when, 0 if it runs.
+        edge_tpu: the running policy is compiled for the Edge TPU and runs there. In the JSON where it is true alone.
     """
 
     status: Status
@@ -194,11 +195,14 @@ class DeviceState:
     package: str = ""
     blocked: str = ""
     blocked_since_unix_s: float = 0.0
+    edge_tpu: bool = False
 
     def encode(self) -> bytes:
         """Return the JSON payload; PayloadTooLarge over 64 KiB, PayloadRefused where a value is not JSON."""
-        said = {"blocked": one_line(self.blocked, max_length=MAX_REASON)}
-        return dumps({**_flat(self), **said}, what="device state")
+        fields = {**_flat(self), "blocked": one_line(self.blocked, max_length=MAX_REASON)}
+        if not self.edge_tpu:
+            del fields["edge_tpu"]
+        return dumps(fields, what="device state")
 
     @classmethod
     def decode(cls, payload: bytes) -> DeviceState:
@@ -222,6 +226,7 @@ class DeviceState:
             package=data.line("package", max_length=64),
             blocked=data.line("blocked", max_length=MAX_REASON),
             blocked_since_unix_s=data.unix_s("blocked_since_unix_s"),
+            edge_tpu="edge_tpu" in data.fields and data.boolean("edge_tpu"),
         )
 
 

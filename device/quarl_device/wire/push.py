@@ -56,6 +56,8 @@ class PushHeader:
         tolerance_lsb: allowed difference on a device.
         variables_read_unix_ns: when the learner read its variables.
         reset: reset every environment before acting with it (lockstep).
+        edge_tpu: the policy file is compiled for the Edge TPU, and `golden_outputs` are those of the file that it was
+            compiled from, since a learner has no such device. In the JSON where it is true alone.
     """
 
     epoch: int
@@ -69,6 +71,7 @@ class PushHeader:
     tolerance_lsb: int = 2
     variables_read_unix_ns: int = 0
     reset: bool = False
+    edge_tpu: bool = False
 
     def encode(self) -> bytes:
         """Return the JSON header; PayloadRefused where a number is not finite, PayloadTooLarge over 64 KiB."""
@@ -86,6 +89,7 @@ class PushHeader:
             # A string: nanoseconds since 1970 are over 2^53, which not every JSON reader keeps exact.
             "variables_read_unix_ns": str(self.variables_read_unix_ns),
             "reset": self.reset,
+            **({"edge_tpu": True} if self.edge_tpu else {}),
         }
         return dumps(fields, what="push header")
 
@@ -113,6 +117,7 @@ class PushHeader:
             tolerance_lsb=data.integer("tolerance_lsb", high=255),
             variables_read_unix_ns=int(read_at),
             reset=data.boolean("reset"),
+            edge_tpu="edge_tpu" in data.fields and data.boolean("edge_tpu"),
         )
 
 

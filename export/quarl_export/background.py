@@ -1,0 +1,24 @@
+"""A program at the lowest priority that does not outlive who started it.
+
+``python -m quarl_export.background PID PROGRAM WORDS`` is started by the process PID, and becomes PROGRAM.
+
+The priority and the wish to end with a parent stay with the process when the program takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from quarl_device.parent import end_with_parent_or_now
+
+
+def main() -> None:
+    """Become the program that the arguments name, as a child of the process that they begin with."""
+    os.nice(19)
+    end_with_parent_or_now(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - of whoever starts this
+
+
+if __name__ == "__main__":
+    main()
