@@ -29,6 +29,7 @@ from quarl_device.deploy.options import (
 from quarl_device.doctor.command import add_doctor
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
+from quarl_device.install.command import add_install
 from quarl_device.names import DEFAULT_FLEET
 from quarl_device.output import write_result
 from quarl_device.parent import end_with_parent
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     add_spool(commands)
     add_doctor(commands)
     add_deploy(commands)
+    add_install(commands)
     return parser
 
 

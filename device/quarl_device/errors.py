@@ -58,11 +58,15 @@ A code is never renumbered and never reused.
     │   ├── NotSolved                75  the budget ended before the goal was reached
     │   ├── StreamFault              76  experience was lost, stored twice or changed on its way
     │   └── RunInUse                 77  another process trains in this run directory
-    └── MissingPart
-        ├── MissingExtra             80  a Python extra is not installed
-        ├── MissingRuntime           81  no TFLite runtime is installed
-        ├── MissingTool              82  a program is not installed
-        └── MissingDelegate          83  a delegate that is required is not there, or does not work
+    ├── MissingPart
+    │   ├── MissingExtra             80  a Python extra is not installed
+    │   ├── MissingRuntime           81  no TFLite runtime is installed
+    │   ├── MissingTool              82  a program is not installed
+    │   └── MissingDelegate          83  a delegate that is required is not there, or does not work
+    └── InstallError
+        ├── BundleRefused            84  what is to be installed is not whole, not what was listed, or no bundle
+        ├── InstallFailed            85  a step failed; what was there before is there again
+        └── BoardUnfit               86  this board cannot be installed on as it is
 """
 
 from __future__ import annotations
@@ -427,3 +431,25 @@ class MissingDelegate(MissingPart):
     """A delegate that is required is not there, or does not work."""
 
     code = 83
+
+
+class InstallError(QuarlError):
+    """An agent could not be installed, or removed."""
+
+
+class BundleRefused(InstallError):
+    """What is to be installed is not whole, has what was not listed, or is no bundle."""
+
+    code = 84
+
+
+class InstallFailed(InstallError):
+    """A step failed; what was there before it is there again."""
+
+    code = 85
+
+
+class BoardUnfit(InstallError):
+    """This board cannot be installed on as it is: Python, disk, clock, rights, another installation."""
+
+    code = 86
