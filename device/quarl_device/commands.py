@@ -31,6 +31,7 @@ from quarl_device.deploy.options import (
 from quarl_device.doctor.command import add_doctor
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.inspect.command import add_inspect
+from quarl_device.install.command import add_install
 from quarl_device.names import DEFAULT_FLEET
 from quarl_device.notify import Notifier
 from quarl_device.output import write_result
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     add_spool(commands)
     for command in (add_doctor(commands), *add_deploy(commands)):
         add_config_option(command, run)
+    add_install(commands)
     return parser
 
 

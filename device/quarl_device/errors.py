@@ -63,6 +63,10 @@ A code is never renumbered and never reused.
     │   ├── MissingRuntime           81  no TFLite runtime is installed
     │   ├── MissingTool              82  a program is not installed
     │   └── MissingDelegate          83  a delegate that is required is not there, or does not work
+    ├── InstallError
+    │   ├── BundleRefused            84  what is to be installed is not whole, not what was listed, or no bundle
+    │   ├── InstallFailed            85  a step failed; what was there before is there again
+    │   └── BoardUnfit               86  this board cannot be installed on as it is
     └── DeployError
         ├── BoardUnreachable         87  the board's SSH server does not answer, or the connection was lost
         ├── BoardRefused             88  host key unknown or changed; login, sudo or files refused
@@ -431,6 +435,28 @@ class MissingDelegate(MissingPart):
     """A delegate that is required is not there, or does not work."""
 
     code = 83
+
+
+class InstallError(QuarlError):
+    """An agent could not be installed, or removed."""
+
+
+class BundleRefused(InstallError):
+    """What is to be installed is not whole, has what was not listed, or is no bundle."""
+
+    code = 84
+
+
+class InstallFailed(InstallError):
+    """A step failed; what was there before it is there again."""
+
+    code = 85
+
+
+class BoardUnfit(InstallError):
+    """This board cannot be installed on as it is: Python, disk, clock, rights, another installation."""
+
+    code = 86
 
 
 class DeployError(QuarlError):
