@@ -176,6 +176,7 @@ class DeviceState:
         package: version of quarl-edge-device.
         blocked: why it stands still, such as "no learner", "no credit" or "spool full: no learner"; "" if it runs.
         blocked_since_unix_s: since when, 0 if it runs.
+        fault: deploy mode: what went wrong last, code and message, "" for nothing; on the wire where it says something.
     """
 
     status: Status
@@ -194,11 +195,15 @@ class DeviceState:
     package: str = ""
     blocked: str = ""
     blocked_since_unix_s: float = 0.0
+    fault: str = ""
 
     def encode(self) -> bytes:
         """Return the JSON payload; PayloadTooLarge over 64 KiB, PayloadRefused where a value is not JSON."""
-        said = {"blocked": one_line(self.blocked, max_length=MAX_REASON)}
-        return dumps({**_flat(self), **said}, what="device state")
+        fields = {**_flat(self), "blocked": one_line(self.blocked, max_length=MAX_REASON)}
+        fields["fault"] = one_line(self.fault, max_length=MAX_REASON)
+        if not self.fault:
+            del fields["fault"]
+        return dumps(fields, what="device state")
 
     @classmethod
     def decode(cls, payload: bytes) -> DeviceState:
@@ -222,6 +227,7 @@ class DeviceState:
             package=data.line("package", max_length=64),
             blocked=data.line("blocked", max_length=MAX_REASON),
             blocked_since_unix_s=data.unix_s("blocked_since_unix_s"),
+            fault=data.line("fault", max_length=MAX_REASON) if "fault" in data.fields else "",
         )
 
 
