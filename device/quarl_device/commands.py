@@ -24,6 +24,7 @@ from quarl_device.delegate_spec import COMPILED_LAG_S
 from quarl_device.deploy.command import add_deploy
 from quarl_device.deploy.options import (
     add_deploy_options,
+    heralded,
     make_deploy_agent,
     refuse_deploy_options,
     show_deploy_summary,
@@ -65,7 +66,8 @@ what is left. Where link or learner are lost the device goes on for --max-offlin
 blocks wait, as far as the spool takes them. When the learner says goodbye it pauses at once, until one is back.
 
 With --mode deploy nothing is learned and no broker is needed: policies that `quarl-edge sign` has signed act, a new one
-first on probation, and what fails falls back to the one before it (docs/guides/deploy.md).
+first on probation, and what fails falls back to the one before it (docs/guides/deploy.md). A broker that is named is
+told what acts; nothing ever waits for it.
 
 The environment, policy and seed come from the learner. The broker's password comes from QUARL_MQTT_PASSWORD or
 --password-file. Credentials (from `quarl-edge enroll`) name broker, fleet, device and learner's key by themselves.
@@ -191,9 +193,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _deploy(options: argparse.Namespace, notifier: Notifier) -> int:
-    agent = make_deploy_agent(options, notifier)
+    agent, herald = make_deploy_agent(options, notifier)
     _stop_on_signals(agent)
-    show_deploy_summary(agent.run(), as_json=options.format == "json")
+    with heralded(herald):
+        summary = agent.run()
+    show_deploy_summary(summary, as_json=options.format == "json")
     return 0
 
 

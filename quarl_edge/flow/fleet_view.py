@@ -77,9 +77,13 @@ class FleetView:
 
     @property
     def complete(self) -> bool:
-        """Whether the learner that claims to be online, and every device that does, has said how it goes."""
+        """Whether the learner that claims to be online, and every actor that does, has said how it goes.
+
+        A device in deploy mode says all that it has to say with its birth.
+        """
         with self._lock:
-            online = [view for view in self._devices.values() if view.state.status == "online"]
+            states = (view for view in self._devices.values() if view.state.status == "online")
+            online = [view for view in states if view.state.mode == "train"]
             learner = self._birth is None or self._birth.status == "gone" or self._learner is not None
             return learner and all(view.telemetry is not None for view in online)
 
@@ -123,13 +127,17 @@ class FleetView:
         row: dict[str, Any] = {
             "device": name,
             "status": state.status,
+            "mode": state.mode,
             "heard_s": _age(view.heard_s, now_s),
             "envs": state.num_envs,
+            "policy_epoch": state.epoch,
             "policy_version": state.policy_version,
             "runtime": state.runtime,
             "edge_tpu": state.edge_tpu,
+            "digest": state.digest,
             "blocked": state.blocked,
             "blocked_s": _lasted(state, now_unix_s),
+            "fault": state.fault,
             "lag": self._lag(name),
         }
         if told is not None:

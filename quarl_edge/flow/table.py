@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quarl_device.actor.backlog import lasting
+from quarl_device.deploy.signed import version_name
 from quarl_device.wire.strict_json import one_line
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 SILENT_S = 5.0
 """Telemetry comes every second: who has been silent for longer is shown so."""
+
+DEPLOY_SILENT_S = 25.0
+"""Births of a device in deploy mode, which sends no telemetry, come every 10 s."""
 
 MAX_CELL, MAX_LINE = 60, 400
 """Characters that are shown of what others said."""
@@ -83,6 +87,9 @@ def _cells(actor: Mapping[str, Any]) -> list[str]:
     if actor["status"] == "gone":
         return [actor["device"], "gone", *["-"] * (len(_COLUMNS) - 3), blocked]
     policy = f"{actor['policy_version']}{' tpu' if actor['edge_tpu'] else ''}" if actor["policy_version"] else "none"
+    if actor["mode"] == "deploy":
+        heard = _ago(actor["heard_s"], silent_s=DEPLOY_SILENT_S)
+        return [actor["device"], heard, *["-"] * (len(_COLUMNS) - 3), _deploys(actor, blocked)]
     if "steps" not in actor:
         return [actor["device"], _ago(actor["heard_s"]), "-", "-", policy, shown, *["-"] * 5, blocked]
     return [
@@ -108,10 +115,16 @@ def _delivery(actor: Mapping[str, Any]) -> str:
     return "no end" if left_s is None else f"{lasting(left_s)} ({_size(rate)}/s)"
 
 
-def _ago(heard_s: float | None) -> str:
+def _deploys(actor: Mapping[str, Any], blocked: str) -> str:
+    """Return what a device in deploy mode does, and its last fault."""
+    acts = blocked or f"deploys version {version_name(actor['policy_epoch'], actor['policy_version'])}"
+    return f"{acts}; fault {actor['fault']}" if actor["fault"] else acts
+
+
+def _ago(heard_s: float | None, *, silent_s: float = SILENT_S) -> str:
     if heard_s is None:
         return "not yet"
-    return f"{heard_s:.0f} s ago" + (" (silent)" if heard_s > SILENT_S else "")
+    return f"{heard_s:.0f} s ago" + (" (silent)" if heard_s > silent_s else "")
 
 
 def _size(size_bytes: float) -> str:

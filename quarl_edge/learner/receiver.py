@@ -214,6 +214,9 @@ class Receiver:
             self._refuse(device, f"it names {state.device}")
             return
         known = self._actors.get(device)
+        if state.mode == "deploy":
+            self._leave_out(device, state, known)
+            return
         if known is None and not self._make_room():
             self._refuse(device, f"{_MAX_DEVICES} devices are known already")
             return
@@ -223,6 +226,14 @@ class Receiver:
         elif known is None or known.state.boot_id == state.boot_id:
             # The late word of an earlier life says nothing about this one.
             self._actors[device] = ActorView(state=state, telemetry=known.telemetry if known else None)
+            self._ingest.closed(device)
+
+    def _leave_out(self, device: str, state: DeviceState, known: ActorView | None) -> None:
+        """A device that only acts sends no experience: it has no share in the credit, and no stream."""
+        # The late will of an earlier life says nothing about one that trains.
+        if known is not None and (state.status == "online" or known.state.boot_id == state.boot_id):
+            del self._actors[device]
+            self._heard_s.pop(device, None)
             self._ingest.closed(device)
 
     def _born(self, device: str, state: DeviceState, known: ActorView | None) -> None:

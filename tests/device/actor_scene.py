@@ -120,12 +120,19 @@ class Learner:
 class Running:
     """An agent on a thread of its own; always ended at the end of the test."""
 
-    def __init__(self, broker, *, outbox=None, **config):
+    def __init__(self, broker, *, outbox=None, notifier=None, **config):
         self.config = AgentConfig(**{"fleet": "lab", "name": NAME, **config})
         self.boot_id = new_boot_id()
         held = outbox(self.boot_id) if outbox else None
         self.link = broker.link(NAME, will=will_of(self.config, self.boot_id))
-        self.agent = Agent(self.config, link=self.link, runtime=find_runtime(), boot_id=self.boot_id, outbox=held)
+        self.agent = Agent(
+            self.config,
+            link=self.link,
+            runtime=find_runtime(),
+            boot_id=self.boot_id,
+            outbox=held,
+            notifier=notifier,
+        )
         self.summary = self.error = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 

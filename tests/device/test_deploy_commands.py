@@ -114,7 +114,7 @@ def test_activate_refuses_what_does_not_hold_and_changes_nothing(tmp_path, asked
     ("words", "code", "says"),
     [
         (["activate", "/no/such/file"], 10, "/no/such/file"),
-        ([*RUN, "--env", "CartPole-v1", "--broker", "mqtt://x"], 2, "--broker"),
+        ([*RUN, "--env", "CartPole-v1", "--max-upload", "5"], 2, "--max-upload"),
         ([*RUN, "--env", "CartPole-v1", "--envs", "2"], 2, "--envs"),
         ([*RUN, "--env", "CartPole-v1"], 42, "--learner-key"),
         ([*RUN, "--hz", "0"], 2, "--hz"),
@@ -127,6 +127,30 @@ def test_wrong_usage_is_one_line_with_a_code(tmp_path, capsys, words, code, says
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_a_broker_that_can_never_be_one_is_wrong_usage(tmp_path, key, asked):
+    settled(tmp_path / "state")
+    code, said = asked(*RUN, "--learner-key", key, "--broker", "http://x")
+    assert (code, said["error"]["code"]) == (2, 2)
+    assert "mqtt" in said["error"]["message"]
+
+
+def test_credentials_that_do_not_hold_keep_nobody_from_acting_who_knows_the_key(tmp_path, key, asked):
+    settled(tmp_path / "state")
+    broken = tmp_path / "credentials"
+    broken.mkdir()
+    assert asked(*RUN, "--credentials", broken)[0] == 43
+    code, summary = asked(*RUN, "--credentials", broken, "--learner-key", key)
+    assert (code, summary["version"]) == (0, "1")
+    # The key is kept from then on.
+    assert asked(*RUN, "--credentials", broken)[0] == 0
+
+
+def test_a_broker_that_is_not_there_keeps_nobody_from_acting(tmp_path, key, asked):
+    settled(tmp_path / "state")
+    code, summary = asked(*RUN, "--learner-key", key, "--broker", "mqtt://127.0.0.1:9", "--id", "pi")
+    assert (code, summary["version"], summary["episodes"]) == (0, "1", 2)
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,24 @@ def test_the_table_says_who_stands_still_and_since_when(scene):
     assert "60 s ago (silent)" in scene.text()
 
 
+def test_a_device_in_deploy_mode_is_shown_as_one(scene):
+    scene.broker.publish(TOPICS.learner, BIRTH.encode(), retain=True)
+    scene.listen()
+    scene.learner()
+    scene.state("robot", mode="deploy", digest="a" * 64, policy_version=7)
+    assert scene.view.complete  # it sends no telemetry
+    scene.clock.now_s += 15.0
+    text = scene.text(width=220)
+    assert "deploys version 7" in text
+    assert "15 s ago " in text
+    assert "silent" not in next(line for line in text.splitlines() if "robot" in line)
+    scene.state("robot", mode="deploy", policy_version=0, blocked="no policy", fault="12: golden vectors")
+    assert "no policy (0 s); fault 12: golden vectors" in scene.text(width=220)
+    assert scene.actors["robot"]["fault"] == "12: golden vectors"
+    scene.state("robot", mode="deploy", status="gone")
+    assert "gone" in scene.text(width=220)
+
+
 @pytest.mark.parametrize(("left", "standing"), [(True, "left"), (False, "lost")])
 def test_a_learner_that_is_gone_is_shown_as_left_or_lost(scene, left, standing):
     scene.listen()

@@ -86,6 +86,28 @@ def test_death_and_a_cleared_birth_take_a_device_off_the_list(setting):
     assert receiver.actors == {}
 
 
+def test_a_device_that_only_acts_has_no_stream_and_no_share(setting):
+    broker, device, ingest, receiver = setting
+    device.publish(TOPICS.state("pi"), state(mode="deploy", digest="a" * 64).encode(), retain=True)
+    assert receiver.actors == {}
+    assert acks(broker) == []
+    assert ingest.sessions.active("pi") == ""
+
+
+def test_an_actor_that_comes_back_in_deploy_mode_gives_its_share_back(setting):
+    _, device, _, receiver = setting
+    device.publish(TOPICS.state("pi"), state().encode(), retain=True)
+    device.publish(TOPICS.state("pi"), state(mode="deploy", boot_id="ee" * 8).encode(), retain=True)
+    assert receiver.actors == {}
+
+
+def test_the_late_will_of_a_deploying_life_takes_no_actor_off_the_list(setting):
+    _, device, _, receiver = setting
+    device.publish(TOPICS.state("pi"), state().encode(), retain=True)
+    device.publish(TOPICS.state("pi"), state(mode="deploy", status="gone", boot_id="ee" * 8).encode(), retain=True)
+    assert list(receiver.actors) == ["pi"]
+
+
 def test_telemetry_belongs_to_a_device_that_was_born(setting):
     _, device, _, receiver = setting
     device.publish(TOPICS.telemetry("pi"), Telemetry(boot_id=BOOT, steps=7).encode(), qos=0)

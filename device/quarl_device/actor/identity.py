@@ -9,7 +9,7 @@ from pathlib import Path
 from quarl_device import __version__
 from quarl_device.delegate_spec import COMPILED_LAG_S
 from quarl_device.link import Will
-from quarl_device.wire.messages import DeviceState
+from quarl_device.wire.messages import DeviceMode, DeviceState
 from quarl_device.wire.topics import Topics
 
 
@@ -53,9 +53,10 @@ class AgentConfig:
     edge_tpu_max_lag_s: float = COMPILED_LAG_S
 
 
-def gone_state(name: str, boot_id: str, *, why: str = "") -> bytes:
+def gone_state(name: str, boot_id: str, *, why: str = "", mode: DeviceMode = "train") -> bytes:
     """Return the payload that says that this device is gone; also its MQTT will."""
-    return DeviceState(status="gone", device=name, boot_id=boot_id, package=__version__, blocked=why[:256]).encode()
+    state = DeviceState(status="gone", device=name, boot_id=boot_id, mode=mode, package=__version__, blocked=why[:256])
+    return state.encode()
 
 
 def new_boot_id() -> str:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quarl_device.arguments import at_least
-from quarl_device.errors import QuarlError, UsageError
+from quarl_device.errors import CredentialsError, KeyFileError, QuarlError, UsageError
 from quarl_device.grid import MAX_HZ
 from quarl_device.output import write_result
 from quarl_device.runtime_options import chosen_runtime
 
 if TYPE_CHECKING:
     from quarl_device.deploy.agent import DeployAgent
-    from quarl_device.deploy.config import DeployConfig, DeploySummary
+    from quarl_device.deploy.config import DeployConfig, DeploySummary, OnChange
+    from quarl_device.deploy.herald import Herald
     from quarl_device.deploy.slots import Slots
     from quarl_device.environments import EnvSpec
     from quarl_device.notify import Notifier
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TRAINING_ONLY = (
-    *("broker", "index", "block_steps", "max_offline", "max_offline_blocks", "max_upload", "exit_when_gone"),
+    *("index", "block_steps", "max_offline", "max_offline_blocks", "max_upload", "exit_when_gone"),
     "edge_tpu_max_lag",
 )
 
@@ -72,8 +74,8 @@ def refuse_deploy_options(options: argparse.Namespace) -> None:
         raise UsageError(f"{names}: of use with --mode deploy alone", hint="add --mode deploy")
 
 
-def make_deploy_agent(options: argparse.Namespace, notifier: Notifier) -> DeployAgent:
-    """Return the agent of a command line; the state directory is this process's from then on.
+def make_deploy_agent(options: argparse.Namespace, notifier: Notifier) -> tuple[DeployAgent, Herald | None]:
+    """Return the agent of a command line, and what tells its fleet; the state directory is this process's from then on.
 
     Args:
         options: as parsed.
@@ -86,7 +88,7 @@ def make_deploy_agent(options: argparse.Namespace, notifier: Notifier) -> Deploy
     """
     from quarl_device.deploy.agent import DeployAgent
     from quarl_device.deploy.slots import Slots
-    from quarl_device.link.credentials import find_credentials
+    from quarl_device.deploy.telling import make_herald
     from quarl_device.paths import state_dir
 
     _refuse_training_options(options)
@@ -94,16 +96,35 @@ def make_deploy_agent(options: argparse.Namespace, notifier: Notifier) -> Deploy
     slots.make()
     slots.take()
     try:
-        held = find_credentials(options.credentials)
-        key = slots.trusted_key(options.learner_key or (held.learner_key if held is not None else None))
+        key = _trusted_key(options, slots)
         runtime = chosen_runtime(options)
         env = _environment(options, slots, key)
         if options.policy is not None:
             _offer(options, slots, key)
-        return DeployAgent(_config(options, env), slots=slots, key=key, runtime=runtime, notifier=notifier)
+        herald = make_herald(options, runtime)
+        told: OnChange = herald.report if herald is not None else lambda _: None
+        config = _config(options, env)
+        agent = DeployAgent(config, slots=slots, key=key, runtime=runtime, on_change=told, notifier=notifier)
+        return agent, herald
     except QuarlError:
         slots.release()
         raise
+
+
+@contextlib.contextmanager
+def heralded(herald: Herald | None) -> Iterator[None]:
+    """Have the fleet told of what goes on inside, where it is to be told, and of how it ends."""
+    if herald is None:
+        yield
+        return
+    herald.start()
+    try:
+        yield
+    except QuarlError as error:
+        herald.close(why=f"failed: {error}")
+        raise
+    finally:
+        herald.close()
 
 
 def show_deploy_summary(summary: DeploySummary, *, as_json: bool) -> None:
@@ -150,7 +171,29 @@ def _refuse_training_options(options: argparse.Namespace) -> None:
         given.append("envs")
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UsageError(f"{names}: of no use with --mode deploy, which acts in one environment without a broker")
+        raise UsageError(
+            f"{names}: of no use with --mode deploy, which acts in one environment and sends no experience"
+        )
+
+
+def _trusted_key(options: argparse.Namespace, slots: Slots) -> PublicKey:
+    """Return the key to trust: the given one, that of the credentials, or the one that was kept.
+
+    Credentials that have expired, or that a wrong clock says so of, keep nobody from acting with what is here.
+    """
+    from quarl_device.link.credentials import find_credentials
+
+    given: Path | None = options.learner_key
+    if given is not None:
+        return slots.trusted_key(given)
+    try:
+        held = find_credentials(options.credentials)
+    except CredentialsError as error:
+        try:
+            return slots.trusted_key(None)
+        except KeyFileError:
+            raise error from None
+    return slots.trusted_key(held.learner_key if held is not None else None)
 
 
 def _environment(options: argparse.Namespace, slots: Slots, key: PublicKey) -> EnvSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 RESTART_S = 5
 LIMIT_S = 600
 LIMIT_STARTS = 16
-"""More than the agent's own crash loop takes: it parks itself twice, after five starts each, to end on something good."""
+"""More than the agent's own crash loop takes: it parks itself twice, after five starts each."""
 WATCHDOG_S = 60
 STOP_S = 30
 NOT_RESTARTED = (2,)

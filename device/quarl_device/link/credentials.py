@@ -177,6 +177,11 @@ def tls_context(folder: Path) -> ssl.SSLContext:
     return context
 
 
+def is_enrolled(folder: Path | None) -> bool:
+    """Return whether credentials are named, in `folder` or by QUARL_CREDENTIALS, whether they hold or not."""
+    return folder is not None or bool(os.environ.get(CREDENTIALS_VARIABLE, ""))
+
+
 def find_credentials(folder: Path | None) -> Credentials | None:
     """Return the credentials in `folder`, else those that QUARL_CREDENTIALS names, else `None`.
 

@@ -177,6 +177,7 @@ class DeviceState:
         blocked: why it stands still, such as "no learner", "no credit" or "spool full: no learner"; "" if it runs.
         blocked_since_unix_s: since when, 0 if it runs.
         edge_tpu: the running policy is compiled for the Edge TPU and runs there. In the JSON where it is true alone.
+        fault: deploy mode: what went wrong last, code and message, "" for nothing; on the wire where it says something.
     """
 
     status: Status
@@ -196,12 +197,16 @@ class DeviceState:
     blocked: str = ""
     blocked_since_unix_s: float = 0.0
     edge_tpu: bool = False
+    fault: str = ""
 
     def encode(self) -> bytes:
         """Return the JSON payload; PayloadTooLarge over 64 KiB, PayloadRefused where a value is not JSON."""
         fields = {**_flat(self), "blocked": one_line(self.blocked, max_length=MAX_REASON)}
         if not self.edge_tpu:
             del fields["edge_tpu"]
+        fields["fault"] = one_line(self.fault, max_length=MAX_REASON)
+        if not self.fault:
+            del fields["fault"]
         return dumps(fields, what="device state")
 
     @classmethod
@@ -227,6 +232,7 @@ class DeviceState:
             blocked=data.line("blocked", max_length=MAX_REASON),
             blocked_since_unix_s=data.unix_s("blocked_since_unix_s"),
             edge_tpu="edge_tpu" in data.fields and data.boolean("edge_tpu"),
+            fault=data.line("fault", max_length=MAX_REASON) if "fault" in data.fields else "",
         )
 
 

@@ -1,0 +1,50 @@
+"""Who is told of a deploying agent, by its command line: the broker of its credentials, of `--broker`, or nobody."""
+
+from __future__ import annotations
+
+import argparse
+
+from quarl_device.actor.identity import gone_state, new_boot_id
+from quarl_device.actor.joining import how_to_join
+from quarl_device.deploy.herald import Herald, Joined
+from quarl_device.errors import QuarlError, UsageError
+from quarl_device.link import PahoLink, Will
+from quarl_device.link.credentials import is_enrolled
+from quarl_device.runtime import PolicyRuntime
+from quarl_device.wire.topics import Topics
+
+
+def make_herald(options: argparse.Namespace, runtime: PolicyRuntime) -> Herald | None:
+    """Return what tells the fleet, not started yet; `None` where no broker was named.
+
+    Raises:
+        UsageError: what was said can never work. Anything else (credentials that have expired, a clock that is wrong)
+            may mend, and is tried again while the agent acts.
+    """
+    if not options.broker and not is_enrolled(options.credentials):
+        return None
+    boot_id = new_boot_id()
+
+    def join() -> Joined:
+        joining = how_to_join(
+            broker=options.broker,
+            fleet=options.fleet,
+            name=options.id,
+            password_file=options.password_file,
+            credentials=options.credentials,
+            learner_key=options.learner_key,
+        )
+        will = Will(
+            topic=Topics(joining.fleet).state(joining.name), payload=gone_state(joining.name, boot_id, mode="deploy")
+        )
+        link = PahoLink(joining.url, client_id=joining.client_id, password=joining.password, will=will, tls=joining.tls)
+        return Joined(link=link, fleet=joining.fleet, name=joining.name)
+
+    made: list[Joined] = []
+    try:
+        made.append(join())
+    except UsageError:
+        raise
+    except QuarlError:
+        pass  # the herald says so, and tries again
+    return Herald(lambda: made.pop() if made else join(), boot_id=boot_id, runtime=f"{runtime.name} {runtime.version}")
