@@ -48,7 +48,7 @@ A code is never renumbered and never reused.
     │   ├── SpoolInUse               53  another process uses this device's spool
     │   ├── AgentInUse               54  another agent acts with this state directory
     │   ├── PolicyFailed             55  a policy that passed its self-test failed as it acted
-    │   └── BoardAtFault             59  `quarl-device doctor` found a problem
+    │   └── BoardAtFault             59  `quarl-device doctor`, or `quarl-edge deploy`, found a problem on a board
     ├── LearnerError
     │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
     │   ├── CheckpointError          71  a checkpoint is incomplete, damaged or of another run
@@ -58,11 +58,15 @@ A code is never renumbered and never reused.
     │   ├── NotSolved                75  the budget ended before the goal was reached
     │   ├── StreamFault              76  experience was lost, stored twice or changed on its way
     │   └── RunInUse                 77  another process trains in this run directory
-    └── MissingPart
-        ├── MissingExtra             80  a Python extra is not installed
-        ├── MissingRuntime           81  no TFLite runtime is installed
-        ├── MissingTool              82  a program is not installed
-        └── MissingDelegate          83  a delegate that is required is not there, or does not work
+    ├── MissingPart
+    │   ├── MissingExtra             80  a Python extra is not installed
+    │   ├── MissingRuntime           81  no TFLite runtime is installed
+    │   ├── MissingTool              82  a program is not installed
+    │   └── MissingDelegate          83  a delegate that is required is not there, or does not work
+    └── DeployError
+        ├── BoardUnreachable         87  the board's SSH server does not answer, or the connection was lost
+        ├── BoardRefused             88  host key unknown or changed; login, sudo or files refused
+        └── NotBorn                  89  the agent was installed, and its birth did not come in time
 """
 
 from __future__ import annotations
@@ -344,7 +348,7 @@ class PolicyFailed(DeviceError):
 
 
 class BoardAtFault(DeviceError):
-    """`quarl-device doctor` found a problem, or several."""
+    """`quarl-device doctor`, or `quarl-edge deploy`, found a problem on a board, or several."""
 
     code = 59
 
@@ -427,3 +431,25 @@ class MissingDelegate(MissingPart):
     """A delegate that is required is not there, or does not work."""
 
     code = 83
+
+
+class DeployError(QuarlError):
+    """Putting an agent onto a board over SSH failed; the code may be that of the installer on the board."""
+
+
+class BoardUnreachable(DeployError):
+    """The board's SSH server does not answer, or the connection was lost."""
+
+    code = 87
+
+
+class BoardRefused(DeployError):
+    """The board's host key is unknown or has changed, or it refused the login, sudo or files."""
+
+    code = 88
+
+
+class NotBorn(DeployError):
+    """The agent was installed and started, and its birth did not come in time."""
+
+    code = 89

@@ -22,6 +22,7 @@ from quarl_edge.cli.bench_stream import stream
 from quarl_edge.cli.broker import broker
 from quarl_edge.cli.compare import compare
 from quarl_edge.cli.demo import demo
+from quarl_edge.cli.deploy import deploy
 from quarl_edge.cli.enroll import enroll, revoke
 from quarl_edge.cli.evaluate import evaluate
 from quarl_edge.cli.export import export
@@ -44,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, export, sign, evaluate, inspect, compare, plot, top, enroll, revoke):
+for command in (demo, train, export, sign, deploy, evaluate, inspect, compare, plot, top, enroll, revoke):
     app.command(help=keep_examples(command))(command)
 for figure in (solve, learn, actors, push, act, schemes, calibration, qat, memory, soak, stream):
     bench.command(help=keep_examples(figure))(figure)
