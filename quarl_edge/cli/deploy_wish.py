@@ -196,4 +196,4 @@ def _with_operator(wish: Wish, typed: Typed, url: BrokerURL | None) -> Wish:
         raise UsageError(
             f"--operator {held.name!r} is a device, which sees itself alone", hint="enroll NAME --role viewer"
         )
-    return replace(wish, operator=held, link=partial(operator_link, url, held=held, password=wish.password))
+    return replace(wish, operator=held, broker=url, link=partial(operator_link, url, held=held, password=wish.password))

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from quarl_device.errors import NotBorn, QuarlError
+from quarl_device.errors import NotBorn
 from quarl_device.link import BrokerURL, PahoLink
 from quarl_device.link.credentials import Credentials, told_apart
 from quarl_device.link.protocol import Link, Message
@@ -155,21 +155,28 @@ class BirthWatch:
 
 
 @contextlib.asynccontextmanager
-async def watching(link: PahoLink, topics: Topics, device: str, held: Credentials | None) -> AsyncIterator[BirthWatch]:
+async def watching(
+    link: Link, topics: Topics, device: str, *, url: BrokerURL | None = None, held: Credentials | None = None
+) -> AsyncIterator[BirthWatch]:
     """Connect and hear what is retained.
+
+    Args:
+        link: not connected yet.
+        topics: of the fleet.
+        device: its name.
+        url: where the link leads.
+        held: credentials that it shows.
 
     Raises:
         BrokerUnreachable, BrokerRefused: no connection from this computer.
     """
     watch = BirthWatch(link, topics, device)
     try:
-        with told_apart(held, link.url):
+        with told_apart(held, url):
             await asyncio.to_thread(link.connect, timeout_s=_CONNECT_TIMEOUT_S)
         # What is retained follows the subscription's acknowledgement at once; there may be nothing.
         await asyncio.sleep(_SETTLE_S)
         yield watch
-    except QuarlError:
-        raise
     finally:
         await asyncio.to_thread(link.close)
 

@@ -62,10 +62,10 @@ async def _on_host(host: Host, wish: Wish, tell: Tell) -> Deployed:
 async def _watch(wish: Wish, stack: contextlib.AsyncExitStack, tell: Tell) -> BirthWatch | None:
     if wish.link is None or wish.settings is None or wish.order.dry_run or not wish.wait:
         return None
-    link = wish.link()
-    tell(Event(step="broker", state="begins", said=f"listening at {link.url.address} for the agent's birth"))
-    topics = Topics(wish.settings.fleet)
-    watch = await stack.enter_async_context(watching(link, topics, wish.settings.name, wish.operator))
+    where = wish.broker.address if wish.broker is not None else "the broker"
+    tell(Event(step="broker", state="begins", said=f"listening at {where} for the agent's birth"))
+    heard = watching(wish.link(), Topics(wish.settings.fleet), wish.settings.name, url=wish.broker, held=wish.operator)
+    watch = await stack.enter_async_context(heard)
     tell(Event(step="broker", state="done", said=_before(watch)))
     return watch
 

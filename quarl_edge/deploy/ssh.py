@@ -138,16 +138,16 @@ class SshHost:
         self, command: str, on_line: Callable[[str], None], *, timeout_s: float | None, terminal: bool = False
     ) -> Ran:
         """Run a command and hear its lines; see `Host.watch`."""
-        async with self._process(command, timeout_s, terminal=terminal) as process:
-            async with _tail_of(process.stderr) as stderr:
-                try:
-                    async for line in _lines(process.stdout):
-                        on_line(line)
-                except asyncio.CancelledError:
-                    if terminal:
-                        await _interrupt(process)
-                    raise
-                return Ran(status=await _status(process), stderr=await stderr)
+        started = self._process(command, timeout_s, terminal=terminal)
+        async with started as process, _tail_of(process.stderr) as stderr:
+            try:
+                async for line in _lines(process.stdout):
+                    on_line(line)
+            except asyncio.CancelledError:
+                if terminal:
+                    await _interrupt(process)
+                raise
+            return Ran(status=await _status(process), stderr=await stderr)
 
     async def send(self, files: Mapping[str, Source], *, sent: Sent, timeout_s: float) -> None:
         """Write files; see `Host.send`."""

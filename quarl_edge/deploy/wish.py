@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from quarl_device.link import PahoLink
+from quarl_device.link import BrokerURL
 from quarl_device.link.credentials import Credentials
+from quarl_device.link.protocol import Link
 from quarl_edge.deploy.host import Host
 from quarl_edge.deploy.installer import Order
 from quarl_edge.deploy.release import Release
@@ -34,6 +35,7 @@ class Wish:
         release_note: remembers what this board was given.
         wheelhouse: whether wheels are sent.
         cache: where wheels are kept here.
+        broker: that the agent and that link meet at.
         link: makes the link over which the birth is heard; `None` does not wait for it there.
         operator: credentials of that link.
         wait: whether the birth is waited for at all.
@@ -51,7 +53,8 @@ class Wish:
     release_note: Path | None = None
     wheelhouse: Wheelhouse = "auto"
     cache: Path
-    link: Callable[[], PahoLink] | None = None
+    broker: BrokerURL | None = None
+    link: Callable[[], Link] | None = None
     operator: Credentials | None = None
     wait: bool = True
     timeout_s: float = 180.0

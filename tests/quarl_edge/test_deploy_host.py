@@ -184,7 +184,9 @@ def test_boards_have_names(text, expected):
     assert (target.user, target.host) == expected
 
 
-@pytest.mark.parametrize("text", ["", "@host", "pi@", "-oProxyCommand=x", "pi@-x", "a b@c", "pi@h;reboot", "pi@host:22"])
+@pytest.mark.parametrize(
+    "text", ["", "@host", "pi@", "-oProxyCommand=x", "pi@-x", "a b@c", "pi@h;reboot", "pi@host:22"]
+)
 def test_what_is_no_board(text):
     with pytest.raises(UsageError):
         Target.parse(text)
