@@ -62,7 +62,7 @@ def built_wheel(root: Path, cache: Path, note: Callable[[str], None]) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as folder:
         made = Path(folder) / "made"
-        _build(root, made)
+        build_wheel(root, made)
         wheel = next(iter(made.glob("*.whl")), None)
         if wheel is None:
             raise MissingTool("building the device's wheel made no wheel")
@@ -87,7 +87,12 @@ def _sources(root: Path) -> Iterable[Path]:
             yield path
 
 
-def _build(root: Path, out: Path) -> None:
+def build_wheel(root: Path, out: Path) -> None:
+    """Build the wheel of a source tree.
+
+    Raises:
+        MissingTool: pip or the build backend fails; its last words.
+    """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "-w", str(out)]
     if importlib.util.find_spec("hatchling") is not None:
         # The backend is here: nothing needs to be fetched.
@@ -95,10 +100,10 @@ def _build(root: Path, out: Path) -> None:
     try:
         subprocess.run([*command, str(root)], check=True, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise MissingTool(f"building the device's wheel took more than {_BUILD_TIMEOUT_S:.0f} s") from None
+        raise MissingTool(f"building a wheel took more than {_BUILD_TIMEOUT_S:.0f} s") from None
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
         raise MissingTool(
-            f"the device's wheel cannot be built: {said[-1][:300] if said else 'no reason given'}",
+            f"the wheel of {root} cannot be built: {said[-1][:300] if said else 'no reason given'}",
             hint=f"{sys.executable} -m pip install hatchling",
         ) from None

@@ -18,6 +18,7 @@ from quarl_edge.deploy.requirements import BoardPython, missing_from
 _DOWNLOAD_TIMEOUT_S = 900.0
 _ROUNDS = 5
 _NOT_FOUND = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
+_EXTRAS = re.compile(r"\[[^]]*\]")
 _NO_NETWORK = ("connection broken", "Temporary failure in name resolution", "Failed to establish a new connection")
 Download = Callable[[Sequence[str], BoardPython, Path], None]
 
@@ -65,10 +66,14 @@ def asked_digest(wanted: Sequence[str], board: BoardPython) -> str:
 
 
 def _fill(folder: Path, wanted: Sequence[str], board: BoardPython, download: Download) -> None:
-    """Fetch until nothing is missing on the board: pip judges markers of dependencies for this computer."""
+    """Fetch until nothing is missing on the board: pip judges markers of dependencies for this computer.
+
+    What extras add is asked for by name too: where one of those has no wheel pip would try every older version of
+    what has the extra, and then blame them all.
+    """
     asked = list(wanted)
     for _ in range(_ROUNDS):
-        download(asked, board, folder)
+        download([_EXTRAS.sub("", text) for text in asked], board, folder)
         missing = missing_from(sorted(folder.glob("*.whl")), asked, board)
         if not missing:
             return
