@@ -26,7 +26,9 @@ def quiet(text):
 
 
 def package(folder, name, version="1.0", needs=()):
-    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + "".join(f"Requires-Dist: {n}\n" for n in needs)
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + "".join(
+        f"Requires-Dist: {n}\n" for n in needs
+    )
     return make_wheel(folder, f"{name}-{version}-py3-none-any.whl", text, {f"{name}.py": ""})
 
 
@@ -83,7 +85,9 @@ def test_platforms_are_those_that_pip_takes_there(board):
 
 def test_a_wheelhouse_is_searched_through_for_what_the_board_lacks(tmp_path):
     wheels = [
-        package(tmp_path, "one", needs=["two>=1; platform_machine == 'aarch64'", "three; platform_machine == 'x86_64'"]),
+        package(
+            tmp_path, "one", needs=["two>=1; platform_machine == 'aarch64'", "three; platform_machine == 'x86_64'"]
+        ),
         package(tmp_path, "two", needs=["four[fast]>2; python_version < '3.12'", "one"]),
     ]
     assert missing_from(wheels, ["one"], PI64) == ("four[fast]>2",)
