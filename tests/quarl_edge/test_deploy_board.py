@@ -181,8 +181,10 @@ def born(state, *, learner=False, **expected):
         ({"mode": "deploy"}, {"digest": "a" * 64}, False, False, "no policy yet"),
         ({"mode": "deploy"}, {}, False, True, "no policy yet"),
         ({"mode": "deploy", "digest": "b" * 64}, {}, False, True, "acts with"),
-        ({"boot_id": BEFORE, "digest": "a" * 64}, {"digest": "a" * 64, "digest_before": "b" * 64}, False, True, "acts"),
-        ({"boot_id": BEFORE, "digest": "a" * 64}, {"digest": "a" * 64, "digest_before": "a" * 64}, False, False, "before"),
+        ({"boot_id": BEFORE, "digest": "a" * 64}, {"digest": "a" * 64, "digest_before": "b" * 64}, False, True,
+         "acts"),
+        ({"boot_id": BEFORE, "digest": "a" * 64}, {"digest": "a" * 64, "digest_before": "a" * 64}, False, False,
+         "before"),
     ],
 )  # fmt: skip
 def test_births(state, expected, learner, is_born, said):

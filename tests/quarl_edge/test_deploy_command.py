@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from deploy_world import AFTER, BEFORE, make_wheel, state
+from deploy_world import AFTER, BEFORE, WHEEL, make_wheel, state
 from ssh_board import SshBoard
 
 from quarl_device.deploy.signed import sign_policy
@@ -187,9 +187,10 @@ def test_ctrl_c_ends_the_foreground_agent_too(board, tmp_path):
         "say(result='installed', release='abcdef012345', supervised_by='none', command="
         "'trap \"touch ended; exit 0\" INT; echo it acts; while :; do sleep 0.05; done')"
     )
+    wheel = str(tmp_path / "wheel" / WHEEL)
     run = (
         "import sys, pathlib, quarl_edge.deploy.preparing as p\n"
-        f"p.device_wheel = lambda note: pathlib.Path({str(tmp_path / 'wheel' / 'quarl_edge_device-0.1.0-py3-none-any.whl')!r})\n"
+        f"p.device_wheel = lambda note: pathlib.Path({wheel!r})\n"
         "from quarl_edge.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", run, *words(board, "--broker", "mqtt://127.0.0.1", "--id", "pi-1", "--no-wait")]
