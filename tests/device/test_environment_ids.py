@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 
-from quarl_device.environments import EnvSpec, bare_name, check_registered, ids, make_single, names_module
+from quarl_device.environments import EnvSpec, bare_name, check_registered, ids, make_single, make_vector, names_module
 from quarl_device.environments.families import FAMILIES, Family, family_of_id
 from quarl_device.errors import MissingExtra, UnknownEnvironment
 
@@ -21,6 +21,9 @@ class World(gymnasium.envs.classic_control.CartPoleEnv):
 class Other(World):
     pass
 
+class Wheel:
+    pass
+
 gymnasium.register("QuarlOwn-v3", entry_point=World)
 gymnasium.register("Other-v0", entry_point=Other)
 """
@@ -33,7 +36,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     yield tmp_path
-    for name in ("QuarlOwn-v3", "Other-v0"):
+    for name in ("QuarlOwn-v3", "Other-v0", "World"):
         gymnasium.registry.pop(name, None)
     sys.modules.pop("quarl_own", None)
 
@@ -111,12 +114,41 @@ def test_an_id_that_the_module_does_not_register(world):
 
 
 def test_a_class_in_the_place_of_an_id(world):
-    error = refusal("quarl_own:World")
-    assert "names a class" in error.message
-    assert "gymnasium.register('World-v0', entry_point='quarl_own:World')" in error.hint
-    assert "then: quarl_own:World-v0" in error.hint
-    # Its id is known where it is called alike.
+    for _ in range(2):
+        check_registered("quarl_own:World", allow_module=True)
+    spec = gymnasium.registry["World"]
+    assert (spec.id, spec.entry_point) == ("World", "quarl_own:World")
+    env = make_single(EnvSpec(env_id="quarl_own:World"), seed=1, allow_module=True)
+    assert type(env.unwrapped).__name__ == "World"
+    env.close()
+    batch = make_vector(EnvSpec(env_id="quarl_own:World"), num_envs=2, allow_module=True)
+    assert batch.num_envs == 2
+    batch.env.close()
+    # One that has an id alike is meant by it: that has a time limit, perhaps.
     assert refusal("quarl_own:Other").hint == "did you mean quarl_own:Other-v0?"
+
+
+def test_a_class_that_is_no_environment(world):
+    error = refusal("quarl_own:Wheel")
+    assert "names a class that is no gymnasium.Env" in error.message
+    assert "gymnasium.register('Wheel-v0', entry_point='quarl_own:Wheel')" in error.hint
+
+
+def test_a_class_in_a_package_and_by_nobody_elses_word(world):
+    (world / "quarl_robots").mkdir()
+    (world / "quarl_robots" / "__init__.py").write_text("")
+    arm, _, _ = WORLD.replace("World", "QuarlArm").partition("class Other")
+    (world / "quarl_robots" / "arm.py").write_text(arm)
+    with pytest.raises(UnknownEnvironment, match="only this device's own --env"):
+        check_registered("quarl_robots.arm:QuarlArm")
+    assert "quarl_robots.arm" not in sys.modules
+    try:
+        check_registered("quarl_robots.arm:QuarlArm", allow_module=True)
+        assert gymnasium.registry["QuarlArm"].entry_point == "quarl_robots.arm:QuarlArm"
+    finally:
+        gymnasium.registry.pop("QuarlArm", None)
+        for name in ("quarl_robots", "quarl_robots.arm"):
+            sys.modules.pop(name, None)
 
 
 def test_an_id_from_elsewhere_that_is_not_registered_says_how_to_name_its_module():

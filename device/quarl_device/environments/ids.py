@@ -1,7 +1,9 @@
 """Ids of environments: what may be made here, and what to say of an id that may not.
 
-An id is ``name``, or ``module:name`` as gymnasium writes it. Importing a module runs it, so only a person's own command
-line may name one. What travels by wire, or lies in a policy file or a run, is the name alone.
+An id is ``name``, or ``module:name`` as gymnasium writes it. In its place a class may stand, ``package.module:Class``,
+which is then registered under its own name: a robot has one environment, and no need of ids and versions. Importing a
+module runs it, so only a person's own command line may name one. What travels by wire, or lies in a policy file or a
+run, is the name alone.
 """
 
 from __future__ import annotations
@@ -62,10 +64,19 @@ def find_spec(env_id: str, *, allow_module: bool) -> GymnasiumSpec:
         module = _import_own(env_id.partition(":")[0], shown)
     elif (family := family_of_id(name)) is not None:
         _register(family, shown)
-    found = gymnasium.registry.get(name)
+    found = gymnasium.registry.get(name) or _of_class(name, module)
     if found is None:
         raise _unknown(name, shown, module)
     return found
+
+
+def _of_class(name: str, module: ModuleType | None) -> GymnasiumSpec | None:
+    """Register an environment's class that a person names; not one with an id alike, which says more than the class."""
+    made = getattr(module, name, None)
+    if module is None or not (inspect.isclass(made) and issubclass(made, gymnasium.Env)) or _nearest(name):
+        return None
+    gymnasium.register(name, entry_point=f"{module.__name__}:{name}")
+    return gymnasium.registry[name]
 
 
 def _unknown(name: str, shown: str, module: ModuleType | None) -> UnknownEnvironment:
@@ -81,7 +92,7 @@ def _unknown(name: str, shown: str, module: ModuleType | None) -> UnknownEnviron
     code = f"gymnasium.register('{name[:MAX_ENV_ID]}-v0', entry_point='{prefix}{name[:MAX_ENV_ID]}')"
     if inspect.isclass(getattr(module, name, None)):
         return UnknownEnvironment(
-            f"{shown} names a class; an id that {module.__name__} registers is needed",
+            f"{shown} names a class that is no gymnasium.Env, or has an id alike",
             hint=suggestion or f"in {module.__name__}: {code}; then: {prefix}{name[:MAX_ENV_ID]}-v0",
         )
     return UnknownEnvironment(
