@@ -12,7 +12,7 @@ policy of a board that acts on it.
 
 from one_machine import learn_together
 
-TRAIN = ["train", "CartPole-v1", "--actors", "0", "--steps", "12000", "--set", "goal_return=none"]
+TRAIN = ["train", "CartPole-v1", "--actors", "0", "--steps", "8000", "--set", "goal_return=none"]
 TRAIN += ["--edge-tpu"]  # every 20th push; --set edge_tpu_period_pushes=N for another
 BOARD = ["run", "--id", "coral", "--delegate", "edgetpu"]
 

@@ -99,6 +99,7 @@ def test_without_the_compiler(monkeypatch, tmp_path):
         ("os.kill(os.getpid(), 11)", "died of signal 11"),
         ("open(where, 'wb').write(b'nonsense' * 99)", "TFLite|file|model|metadata"),
         ("open(where, 'wb').write(open(model, 'rb').read())", "left everything on the CPU"),
+        ("while True: os.write(1, b'x' * 2**20)", "wrote no file|died of signal 25"),
         ("os.mkdir(where)", "TFLite|file|model|metadata"),
         ("import subprocess; subprocess.Popen(['sleep', '60']); time.sleep(60)", r"no result in 1\.5 s"),
     ],
