@@ -145,7 +145,8 @@ def test_it_ends_with_the_learner(compiler, tmp_path):
         "import sys; from pathlib import Path; from quarl_export.edgetpu_push import compile_policy\n"
         "compile_policy(Path(sys.argv[1]).read_bytes())"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # What it leaves behind, killed, is the test's.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
     learner = subprocess.Popen([sys.executable, "-c", code, str(DATA / "cartpole.tflite")], env=environment)
     try:
         deadline = time.monotonic() + 30.0
