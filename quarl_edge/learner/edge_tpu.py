@@ -42,7 +42,6 @@ class Compile(Protocol):
 class _Compiled:
     """A compiled push that is ready to go out."""
 
-    version: int
     policy: bytes
     payload: bytes
     manifest: Manifest | None
@@ -167,7 +166,7 @@ class EdgeTpuPushes:
             edge_tpu=True,
         )
         payload, manifest = seal_policy(header, policy, self._key)
-        return _Compiled(version=pushed.version, policy=policy, payload=payload, manifest=manifest)
+        return _Compiled(policy=policy, payload=payload, manifest=manifest)
 
     def _note_failure(self, version: int, error: Exception) -> None:
         with self._changed:

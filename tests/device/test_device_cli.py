@@ -11,7 +11,7 @@ import pytest
 
 from quarl_device import __version__, cli, commands
 from quarl_device.actor import bench, board_bench
-from quarl_device.actor.agent import Summary
+from quarl_device.actor.agent import AgentConfig, Summary
 from quarl_device.actor.outbox import MemoryOutbox
 from quarl_device.runtime.litert import MAX_BATCH_SIZE
 from quarl_device.spool.disk import DiskSpool
@@ -158,13 +158,20 @@ def test_experience_waits_on_disk_unless_told_otherwise(words, expected, monkeyp
 
     monkeypatch.setattr("quarl_device.actor.agent.Agent", Stub)
     run = ["run", "--broker", "mqtt://h", "--id", "pi-7", "--fleet", "lab", "--state-dir", str(tmp_path)]
-    assert cli.main([*run, *words, "--max-offline", "7", "--max-upload", "3"]) == 0
+    assert cli.main([*run, *words, "--max-offline", "7", "--max-upload", "3", "--edge-tpu-max-lag", "9"]) == 0
     [(config, outbox)] = made
     assert isinstance(outbox, DiskSpool)
     assert {name: getattr(outbox._config, name) for name in expected} == expected
     assert (tmp_path / "spool" / "lab.pi-7" / "lock").exists()
     assert (config.max_offline_s, config.max_upload_bytes_per_s) == (7, 3 * 1024)
     assert config.max_offline_blocks is None
+    assert config.edge_tpu_max_lag_s == 9
+
+
+def test_with_an_edge_tpu_a_replaced_policy_may_act_for_half_a_minute(capsys):
+    assert AgentConfig(fleet="lab", name="pi").edge_tpu_max_lag_s == 30.0
+    assert cli.main(["run", "--mode", "deploy", "--edge-tpu-max-lag", "9"]) == 2
+    assert "--edge-tpu-max-lag: of no use with --mode deploy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

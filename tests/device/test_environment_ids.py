@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 
-from quarl_device.environments import EnvSpec, bare_name, check_registered, ids, make_single, names_module
+from quarl_device.environments import EnvSpec, bare_name, check_registered, ids, make_single, make_vector, names_module
 from quarl_device.environments.families import FAMILIES, Family, family_of_id
 from quarl_device.errors import MissingExtra, UnknownEnvironment
 
@@ -19,6 +19,9 @@ class World(gymnasium.envs.classic_control.CartPoleEnv):
     pass
 
 class Other(World):
+    pass
+
+class Wheel:
     pass
 
 gymnasium.register("QuarlOwn-v3", entry_point=World)
@@ -110,19 +113,40 @@ def test_an_id_that_the_module_does_not_register(world):
     assert "gymnasium.register('Zzzzzz-v0'" in refusal("quarl_own:Zzzzzz-v0").hint
 
 
-def test_a_class_is_registered_by_its_name(world):
-    check_registered("quarl_own:World", allow_module=True)
+def test_a_class_in_the_place_of_an_id(world):
+    for _ in range(2):
+        check_registered("quarl_own:World", allow_module=True)
     spec = gymnasium.registry["World"]
-    assert (spec.max_episode_steps, spec.entry_point.__name__) == (None, "World")
-    env = make_single(EnvSpec(env_id="quarl_own:World"), seed=0, allow_module=True)
+    assert (spec.id, spec.max_episode_steps, spec.entry_point.__name__) == ("World", None, "World")
+    env = make_single(EnvSpec(env_id="quarl_own:World"), seed=1, allow_module=True)
     assert type(env.unwrapped).__name__ == "World"
+    env.close()
+    batch = make_vector(EnvSpec(env_id="quarl_own:World"), num_envs=2, allow_module=True)
+    assert batch.num_envs == 2
+    batch.env.close()
     # Who has it by wire or from a file gets what this machine's user has named, and nothing is imported for it.
     check_registered("World")
 
 
 def test_a_class_that_is_no_environment(world):
-    (world / "quarl_own.py").write_text(WORLD + "class Thing: pass")
-    assert "names a class that is no gymnasium.Env" in refusal("quarl_own:Thing").message
+    assert "names a class that is no gymnasium.Env" in refusal("quarl_own:Wheel").message
+
+
+def test_a_class_in_a_package_and_by_nobody_elses_word(world):
+    (world / "quarl_robots").mkdir()
+    (world / "quarl_robots" / "__init__.py").write_text("")
+    arm, _, _ = WORLD.replace("World", "QuarlArm").partition("class Other")
+    (world / "quarl_robots" / "arm.py").write_text(arm)
+    with pytest.raises(UnknownEnvironment, match="only this device's own --env"):
+        check_registered("quarl_robots.arm:QuarlArm")
+    assert "quarl_robots.arm" not in sys.modules
+    try:
+        check_registered("quarl_robots.arm:QuarlArm", allow_module=True)
+        assert gymnasium.registry["QuarlArm"].entry_point.__module__ == "quarl_robots.arm"
+    finally:
+        gymnasium.registry.pop("QuarlArm", None)
+        for name in ("quarl_robots", "quarl_robots.arm"):
+            sys.modules.pop(name, None)
 
 
 def test_an_id_from_elsewhere_that_is_not_registered_says_how_to_name_its_module():

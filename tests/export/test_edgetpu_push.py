@@ -99,6 +99,7 @@ def test_without_the_compiler(monkeypatch, tmp_path):
         ("os.kill(os.getpid(), 11)", "died of signal 11"),
         ("open(where, 'wb').write(b'nonsense' * 99)", "TFLite|file|model|metadata"),
         ("open(where, 'wb').write(open(model, 'rb').read())", "left everything on the CPU"),
+        ("while True: os.write(1, b'x' * 2**20)", "wrote no file|died of signal 25"),
         ("os.mkdir(where)", "TFLite|file|model|metadata"),
         ("import subprocess; subprocess.Popen(['sleep', '60']); time.sleep(60)", r"no result in 1\.5 s"),
     ],
@@ -144,7 +145,8 @@ def test_it_ends_with_the_learner(compiler, tmp_path):
         "import sys; from pathlib import Path; from quarl_export.edgetpu_push import compile_policy\n"
         "compile_policy(Path(sys.argv[1]).read_bytes())"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # What it leaves behind, killed, is the test's.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
     learner = subprocess.Popen([sys.executable, "-c", code, str(DATA / "cartpole.tflite")], env=environment)
     try:
         deadline = time.monotonic() + 30.0

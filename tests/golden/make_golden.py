@@ -161,21 +161,22 @@ def _header() -> PushHeader:
 
 
 def _pushes() -> list[Golden]:
-    explorations = {
-        "push": _header().exploration,
-        "push_gaussian": Exploration(kind="gaussian", values=(0.1, 0.2)),
-        "push_ornstein_uhlenbeck": Exploration(kind="ornstein_uhlenbeck", values=(0.15,)),
-        "push_sample": Exploration(kind="sample", values=(-0.5, 0.25)),
-        "push_none": Exploration(kind="none", values=()),
+    variants: dict[str, dict[str, Any]] = {
+        "push": {},
+        "push_gaussian": {"exploration": Exploration(kind="gaussian", values=(0.1, 0.2))},
+        "push_ornstein_uhlenbeck": {"exploration": Exploration(kind="ornstein_uhlenbeck", values=(0.15,))},
+        "push_sample": {"exploration": Exploration(kind="sample", values=(-0.5, 0.25))},
+        "push_none": {"exploration": Exploration(kind="none", values=())},
+        "push_edge_tpu": {"edge_tpu": True, "tolerance_lsb": 4},
     }
     return [
         Golden(
             f"{name}.bin",
-            (replace(_header(), exploration=exploration), POLICY),
+            (replace(_header(), **changes), POLICY),
             lambda value: encode_push(*value, KEY.sign),
             lambda payload: decode_push(payload, KEY.public.verify),
         )
-        for name, exploration in explorations.items()
+        for name, changes in variants.items()
     ]
 
 
@@ -254,6 +255,7 @@ def _messages() -> list[Golden]:
         "learner_gone": _birth(status="gone"),
         "learner_left": _birth(status="gone", left=True),
         "state_online": _state(),
+        "state_edge_tpu": _state(edge_tpu=True, runtime="ai-edge-litert 2.3.0 with edgetpu:usb"),
         "state_gone": DeviceState(status="gone", device="pi-3", boot_id=BOOT_ID),
         "ack": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, inserted=41, durable=39, refused={40: 34}, credit=64),
         "ack_first": Ack(boot_id=BOOT_ID, epoch=1_700_000_000, credit=8),

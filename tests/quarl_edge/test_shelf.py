@@ -147,3 +147,16 @@ def test_it_is_busy_until_the_newest_is_out():
     assert not shelf.busy(0.3)
     shelf.clear()
     assert not shelf.busy(0.0)
+
+
+def test_who_asks_for_something_that_lies_elsewhere_wants_nothing_here_any_more():
+    shelf = Shelf()
+    old, new = put(shelf, 1, 0.0), put(shelf, 2, 0.0)
+    shelf.need("pi", need(old, 0), 0.1)
+    assert shelf.holds(old.header.sha256)
+    assert not shelf.holds("0" * 64)
+    shelf.asks_elsewhere("pi")
+    put(shelf, 3, 0.2)
+    assert not shelf.holds(old.header.sha256), "nobody asks for it, so the newest two stay"
+    assert shelf.holds(new.header.sha256)
+    assert shelf.counters.strange == 0
