@@ -7,6 +7,7 @@ verifies pushes (`inbox`). `ActorSession` decides, and what they share is under 
 
 from __future__ import annotations
 
+import logging
 import time
 
 from quarl_device.actor.identity import AgentConfig, gone_state, new_boot_id, will_of
@@ -19,12 +20,15 @@ from quarl_device.actor.stepping import Loop
 from quarl_device.actor.tally import Summary
 from quarl_device.actor.task import make_loop
 from quarl_device.actor.ticker import Ticker
-from quarl_device.errors import QuarlError
+from quarl_device.capped_log import Fading
+from quarl_device.errors import BrokerUnreachable, QuarlError
 from quarl_device.link import Link
 from quarl_device.notify import Notifier
 from quarl_device.runtime import PolicyRuntime
 
+_LOG = logging.getLogger(__name__)
 _WAIT_S = 0.2
+_MEET_AGAIN_S = 2.0
 _GOODBYE_S = 2.0
 _DRAIN_S = 5.0
 _HURRIED_DRAIN_S = 1.0
@@ -71,12 +75,13 @@ class Agent:
         )
         self._ticker = Ticker(link, shared=shared, speaker=self._speaker, inbox=self._listener.inbox)
         self._connecting = False
+        self._unmet = Fading()
 
     def run(self) -> Summary:
         """Act until the end.
 
         Raises:
-            BrokerUnreachable, BrokerRefused: no first connection.
+            BrokerUnreachable, BrokerRefused: no first connection. Under a service manager, an absent broker is waited for.
             WireVersionMismatch: the learner speaks another wire version (W10).
             UnknownEnvironment, UnsupportedSpace, SpaceMismatch: no such environment here, or not the learner's spaces.
             MissingExtra: the environment's own dependency is not installed.
@@ -115,14 +120,33 @@ class Agent:
         self._listener.subscribe(self._link)
         self._connecting = True
         try:
-            if not self._shared.mailbox.stop:
-                self._link.connect(timeout_s=self._config.connect_timeout_s)
+            while not self._shared.mailbox.stop and not self._met():
+                with self._shared.changed:
+                    self._shared.changed.wait(_MEET_AGAIN_S)
         except KeyboardInterrupt:
             # A signal handler asked for the end and raised, since nothing else ends the wait for a broker.
             if not self._shared.mailbox.stop:
                 raise
         finally:
             self._connecting = False
+
+    def _met(self) -> bool:
+        """Return whether there is a connection; under a service manager one that nobody answers is waited for.
+
+        It would start this process anew, and give it up after so many times, where nothing is wrong with this board.
+        """
+        notifier = self._shared.notifier
+        try:
+            self._link.connect(timeout_s=self._config.connect_timeout_s)
+        except BrokerUnreachable as error:
+            if not notifier.is_heard:
+                raise
+            notifier.ready(f"waits for a broker: {error.message}")
+            if self._unmet.is_due("", time.monotonic()):
+                _LOG.warning("%s; waiting for it", error)
+            notifier.alive()
+            return False
+        return True
 
     def _work(self) -> None:
         shared = self._shared
