@@ -12,6 +12,7 @@ import time
 
 from quarl_device.actor.identity import AgentConfig, gone_state, new_boot_id, will_of
 from quarl_device.actor.listener import Listener
+from quarl_device.actor.live_slot import LiveSlot
 from quarl_device.actor.outbox import MemoryOutbox, Outbox
 from quarl_device.actor.session import SessionConfig
 from quarl_device.actor.shared import Shared
@@ -44,6 +45,7 @@ class Agent:
         boot_id: of this life.
         outbox: keeps the blocks, and may hold some of earlier lives; closed at the end. By default memory.
         notifier: tells the service manager; by default nobody.
+        live: keeps the newest policy on the disk; by default nothing does.
 
     Raises:
         KeyFileError: the learner's key file is missing or holds no key.
@@ -58,6 +60,7 @@ class Agent:
         boot_id: str,
         outbox: Outbox | None = None,
         notifier: Notifier | None = None,
+        live: LiveSlot | None = None,
     ) -> None:
         self._config = config
         self._link = link
@@ -70,10 +73,12 @@ class Agent:
         self._shared = shared = Shared(outbox, session, notifier=notifier)
         named = f"{runtime.name} {runtime.version}"
         self._speaker = Speaker(config, boot_id=boot_id, link=link, shared=shared, runtime=named)
+        keep = {} if live is None else {"keep": live.note}
         self._listener = Listener(
-            config, boot_id=boot_id, link=link, runtime=runtime, shared=shared, speaker=self._speaker
+            config, boot_id=boot_id, link=link, runtime=runtime, shared=shared, speaker=self._speaker, **keep
         )
-        self._ticker = Ticker(link, shared=shared, speaker=self._speaker, inbox=self._listener.inbox)
+        self._live = live
+        self._ticker = Ticker(link, shared=shared, speaker=self._speaker, inbox=self._listener.inbox, live=live)
         self._connecting = False
         self._unmet = Fading()
 
@@ -81,7 +86,7 @@ class Agent:
         """Act until the end.
 
         Raises:
-            BrokerUnreachable, BrokerRefused: no first connection. Under a service manager, an absent broker is waited for.
+            BrokerUnreachable, BrokerRefused: no first connection; a service manager has it wait for an absent broker.
             WireVersionMismatch: the learner speaks another wire version (W10).
             UnknownEnvironment, UnsupportedSpace, SpaceMismatch: no such environment here, or not the learner's spaces.
             MissingExtra: the environment's own dependency is not installed.
@@ -101,6 +106,8 @@ class Agent:
             self._ticker.stop()
             shared.notifier.stopping(f"failed: {shared.fault.message}" if shared.fault else shared.reason)
             self._leave()
+            if self._live is not None:
+                self._live.flush()
             with shared.changed:
                 shared.outbox.close()
         if shared.fault is not None:

@@ -43,6 +43,8 @@ _WAIT_S = 1.0
 _WAITING = 4
 
 Signed = tuple[PushHeader, bytes]
+Sealed = tuple[PushHeader, bytes, bytes | None]
+"""Header, policy file, and the push as it came; of one that came in chunks there is no such thing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ class Inbox:
         actor_index: picks this actor's exploration value.
         on_ready: takes each policy that holds, on the inbox's own thread.
         fetcher: fetches what a manifest describes; without one, manifests are refused.
+        keep: takes each push that holds and came in one message, with the learner's signature, likewise.
 
     Attributes:
         latest: (epoch, version) of the newest policy handed on.
@@ -83,15 +86,17 @@ class Inbox:
         actor_index: int,
         on_ready: Callable[[ActingPolicy], None],
         fetcher: Fetcher | None = None,
+        keep: Callable[[PushHeader, bytes], None] = lambda *_: None,
     ) -> None:
         self._runtime = runtime
         self._batch_size = batch_size
         self._actor_index = actor_index
         self._on_ready = on_ready
+        self._keep = keep
         self._changed = threading.Condition()
         self._payloads: deque[bytes] = deque(maxlen=_WAITING)
         self._fetched: Signed | None = None
-        self._early: Signed | None = None  # of a learner whose birth has not come
+        self._early: Sealed | None = None  # of a learner whose birth has not come
         self._fetcher = fetcher
         self._learner: _Learner | None = None
         self._closed = False
@@ -174,8 +179,8 @@ class Inbox:
         if learner is None:
             return None
         if self._early is not None and self._early[0].epoch <= learner.epoch:
-            early, self._early = self._early, None
-            return partial(self._take, learner, *early)
+            (header, data, sealed), self._early = self._early, None
+            return partial(self._take, learner, header, data, sealed=sealed)
         if self._fetched is not None:
             fetched, self._fetched = self._fetched, None
             return partial(self._take_assembled, learner, *fetched)
@@ -189,7 +194,7 @@ class Inbox:
     def _open(self, learner: _Learner, payload: bytes) -> None:
         """Take a push as it came, or have fetched what a manifest describes."""
         if self._fetcher is None or not is_manifest(payload):
-            self._take(learner, *decode_push(payload, learner.key.verify))
+            self._take(learner, *decode_push(payload, learner.key.verify), sealed=payload)
             return
         manifest = decode_manifest(payload, learner.key.verify)
         if self._is_news(learner, manifest.header):
@@ -201,7 +206,13 @@ class Inbox:
         return news
 
     def _take(
-        self, learner: _Learner, header: PushHeader, data: bytes, *, check: Callable[[], None] = lambda: None
+        self,
+        learner: _Learner,
+        header: PushHeader,
+        data: bytes,
+        *,
+        sealed: bytes | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Load a policy file whose header the learner has signed, and hand it on.
 
@@ -209,13 +220,14 @@ class Inbox:
             learner: see `trust`.
             header: as signed.
             data: of the header's sha256, if `check` raises nothing.
+            sealed: both as they came, in one message.
             check: called before the file is kept or used.
         """
         if not self._is_news(learner, header):
             return
         if header.epoch > learner.epoch:
             check()
-            self._hold(header, data)
+            self._hold(header, data, sealed)
             return
         acting = self._load(learner, header, read_policy(data, sha256=header.sha256))
         check()
@@ -224,6 +236,8 @@ class Inbox:
         if header.variables_read_unix_ns:
             self.ready_ms.append((time.time_ns() - header.variables_read_unix_ns) / 1e6)
         self._on_ready(acting)
+        if sealed is not None:
+            self._keep(header, sealed)
         if self._fetcher is not None:
             self._fetcher.outdated(self.latest)
 
@@ -242,11 +256,11 @@ class Inbox:
 
             self._take(learner, header, data, check=check)
 
-    def _hold(self, header: PushHeader, data: bytes) -> None:
+    def _hold(self, header: PushHeader, data: bytes, sealed: bytes | None) -> None:
         with self._changed:
             held = self._early[0] if self._early is not None else None
             if held is None or newer((header.epoch, header.version), (held.epoch, held.version)):
-                self._early = (header, data)
+                self._early = (header, data, sealed)
 
     def _load(self, learner: _Learner, header: PushHeader, file: PolicyFile) -> ActingPolicy:
         _check_spaces(learner, file)

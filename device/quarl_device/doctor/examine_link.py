@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quarl_device.actor.joining import Joining, how_to_join
+from quarl_device.deploy.occupied import is_occupied
 from quarl_device.doctor.attempt import looked
 from quarl_device.doctor.finding import Finding, of_error, ok, warning
 from quarl_device.doctor.link_checks import (
@@ -68,7 +69,7 @@ def _modes(folder: Path) -> Iterator[Finding]:
 
 def _link(joining: Joining, state: Path) -> Iterator[Finding]:
     spool = spool_of(state, fleet=joining.fleet, device=joining.name)
-    if joining.tls is not None and is_in_use(spool):
+    if joining.tls is not None and (is_in_use(spool) or is_occupied(state)):
         yield warning(
             "broker",
             f"not asked: an agent runs here as {joining.name!r}, and a second login would end its session",
