@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from quarl_device.doctor.link_checks import (
 from quarl_device.doctor.link_readings import read_certificate, read_link, read_modes, read_own_certificate
 from quarl_device.errors import CredentialsError
 from quarl_device.files import is_there
-from quarl_device.link.credentials import CREDENTIALS_VARIABLE
+from quarl_device.link.credentials import named_folder
 from quarl_device.spool.directory import is_in_use, spool_of
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ def examine_link(questions: Questions, state: Path) -> Iterator[Finding]:
     Raises:
         UsageError: a bad URL, name or password file, or a word against the credentials'.
     """
-    named = os.environ.get(CREDENTIALS_VARIABLE, "")
-    folder = questions.credentials or (Path(named) if named else None)
+    folder = named_folder(questions.credentials)
     if folder is None and not questions.broker:
         yield ok("broker", "not asked: --broker URL or --credentials DIR names one")
         return
