@@ -44,6 +44,7 @@ from quarl_device.spool.options import add_spool_options, make_outbox
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
     from quarl_device.actor.joining import Joining
+    from quarl_device.actor.live_slot import LiveSlot
     from quarl_device.deploy.agent import DeployAgent
 
 _MAX_OFFLINE_S = 60
@@ -228,13 +229,24 @@ def _train(options: argparse.Namespace, notifier: Notifier) -> int:
     )
     runtime = chosen_runtime(options)
     outbox = make_outbox(options, config, boot_id)
-    agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=outbox, notifier=notifier)
+    live = _live_slot(options, config)
+    agent = Agent(config, link=link, runtime=runtime, boot_id=boot_id, outbox=outbox, notifier=notifier, live=live)
     _stop_on_signals(agent)
     logging.getLogger(__name__).info("%s joins fleet %s at %s", config.name, config.fleet, joining.url.address)
     with told_apart(find_credentials(options.credentials), joining.url):
         summary = agent.run()
     _show_summary(config.name, summary, as_json=options.format == "json")
     return 0
+
+
+def _live_slot(options: argparse.Namespace, config: AgentConfig) -> LiveSlot | None:
+    """Return what keeps the newest policy; nothing does where the spool spares the card as well."""
+    from quarl_device.actor.live_slot import LiveSlot, live_slot_path
+    from quarl_device.paths import state_dir
+
+    if options.spool == "memory":
+        return None
+    return LiveSlot(live_slot_path(options.state_dir or state_dir(), fleet=config.fleet, device=config.name))
 
 
 def _agent_config(options: argparse.Namespace, joining: Joining) -> AgentConfig:

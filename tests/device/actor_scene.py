@@ -120,7 +120,7 @@ class Learner:
 class Running:
     """An agent on a thread of its own; always ended at the end of the test."""
 
-    def __init__(self, broker, *, outbox=None, notifier=None, **config):
+    def __init__(self, broker, *, outbox=None, notifier=None, live=None, **config):
         self.config = AgentConfig(**{"fleet": "lab", "name": NAME, **config})
         self.boot_id = new_boot_id()
         held = outbox(self.boot_id) if outbox else None
@@ -132,6 +132,7 @@ class Running:
             boot_id=self.boot_id,
             outbox=held,
             notifier=notifier,
+            live=live,
         )
         self.summary = self.error = None
         self.thread = threading.Thread(target=self._run, daemon=True)

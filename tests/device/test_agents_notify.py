@@ -15,6 +15,7 @@ from quarl_device.deploy.config import DeployConfig
 from quarl_device.deploy.limits import Wishes
 from quarl_device.deploy.slots import Slots
 from quarl_device.environments import EnvSpec
+from quarl_device.errors import BrokerUnreachable
 from quarl_device.notify import Notifier
 from quarl_device.testing.fake_broker import FakeBroker
 
@@ -103,6 +104,34 @@ def test_an_actor_tells_that_it_waits_acts_stands_still_and_ends(manager, gate):
             manager.until("WATCHDOG")
         running.agent.stop("enough")
         assert "STATUS=enough" in manager.until("STOPPING")
+
+
+def test_an_actor_under_a_manager_waits_for_its_broker(manager, monkeypatch):
+    monkeypatch.setattr("quarl_device.actor.agent._MEET_AGAIN_S", 0.01)
+    broker = FakeBroker()
+    broker.down()
+    with Running(broker, notifier=manager.notifier()):
+        assert any(line.startswith("STATUS=waits for a broker: no broker answers") for line in manager.until("READY"))
+        manager.until("WATCHDOG")
+        broker.up()
+        manager.until("STATUS=no learner")
+
+
+def test_an_actor_that_waits_for_its_broker_can_be_stopped(manager):
+    broker = FakeBroker()
+    broker.down()
+    with Running(broker, notifier=manager.notifier()) as running:
+        manager.until("READY")
+        running.agent.stop("enough")
+        assert running.join().reason == "enough"
+
+
+def test_an_actor_without_a_manager_ends_where_no_broker_answers():
+    broker = FakeBroker()
+    broker.down()
+    with Running(broker) as running:
+        running.join()
+    assert isinstance(running.error, BrokerUnreachable)
 
 
 @pytest.mark.parametrize("envs", [1, 2])

@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,6 +146,15 @@ def test_credentials_that_do_not_hold_keep_nobody_from_acting_who_knows_the_key(
     assert (code, summary["version"]) == (0, "1")
     # The key is kept from then on.
     assert asked(*RUN, "--credentials", broken)[0] == 0
+
+
+def test_the_key_beside_credentials_that_do_not_hold_today_is_trusted(tmp_path, key, asked):
+    settled(tmp_path / "state")
+    expired = tmp_path / "credentials"
+    expired.mkdir()
+    (expired / "learner.pub").write_bytes(Path(key).read_bytes())
+    code, summary = asked(*RUN, "--credentials", expired)
+    assert (code, summary["version"]) == (0, "1")
 
 
 def test_a_broker_that_is_not_there_keeps_nobody_from_acting(tmp_path, key, asked):

@@ -8,6 +8,7 @@ import pytest
 from secured_broker import SecuredBroker
 
 from quarl_device import cli
+from quarl_device.deploy.slots import Slots
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -61,3 +62,16 @@ def test_while_an_agent_runs_its_session_is_left_alone(ask, tmp_path):
     assert code == 0
     assert "an agent runs here" in found["broker"]["found"]
     assert "access" not in found
+
+
+def test_while_a_deploying_agent_holds_its_slots_the_broker_is_not_asked(ask, tmp_path):
+    slots = Slots(tmp_path)
+    slots.make()
+    assert ask()[1]["broker"]["level"] == "ok"
+    slots.take()
+    try:
+        found = ask()[1]["broker"]
+    finally:
+        slots.release()
+    assert found["level"] == "warning"
+    assert "an agent runs here as 'pi-1'" in found["found"]

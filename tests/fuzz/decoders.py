@@ -95,7 +95,11 @@ def decoders() -> list[Decoder]:
                 "learner_left.json",
             ),
         ),
-        ("device state", DeviceState.decode, golden("state_online.json", "state_gone.json", "state_edge_tpu.json")),
+        (
+            "device state",
+            DeviceState.decode,
+            golden("state_online.json", "state_deploy.json", "state_gone.json", "state_edge_tpu.json"),
+        ),
         ("ack", Ack.decode, golden("ack.json", "ack_first.json")),
         ("telemetry", Telemetry.decode, golden("telemetry.json")),
         ("learner telemetry", LearnerTelemetry.decode, golden("learner_telemetry.json")),

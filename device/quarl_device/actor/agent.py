@@ -7,10 +7,12 @@ verifies pushes (`inbox`). `ActorSession` decides, and what they share is under 
 
 from __future__ import annotations
 
+import logging
 import time
 
 from quarl_device.actor.identity import AgentConfig, gone_state, new_boot_id, will_of
 from quarl_device.actor.listener import Listener
+from quarl_device.actor.live_slot import LiveSlot
 from quarl_device.actor.outbox import MemoryOutbox, Outbox
 from quarl_device.actor.session import SessionConfig
 from quarl_device.actor.shared import Shared
@@ -19,12 +21,15 @@ from quarl_device.actor.stepping import Loop
 from quarl_device.actor.tally import Summary
 from quarl_device.actor.task import make_loop
 from quarl_device.actor.ticker import Ticker
-from quarl_device.errors import QuarlError
+from quarl_device.capped_log import Fading
+from quarl_device.errors import BrokerUnreachable, QuarlError
 from quarl_device.link import Link
 from quarl_device.notify import Notifier
 from quarl_device.runtime import PolicyRuntime
 
+_LOG = logging.getLogger(__name__)
 _WAIT_S = 0.2
+_MEET_AGAIN_S = 2.0
 _GOODBYE_S = 2.0
 _DRAIN_S = 5.0
 _HURRIED_DRAIN_S = 1.0
@@ -40,6 +45,7 @@ class Agent:
         boot_id: of this life.
         outbox: keeps the blocks, and may hold some of earlier lives; closed at the end. By default memory.
         notifier: tells the service manager; by default nobody.
+        live: keeps the newest policy on the disk; by default nothing does.
 
     Raises:
         KeyFileError: the learner's key file is missing or holds no key.
@@ -54,6 +60,7 @@ class Agent:
         boot_id: str,
         outbox: Outbox | None = None,
         notifier: Notifier | None = None,
+        live: LiveSlot | None = None,
     ) -> None:
         self._config = config
         self._link = link
@@ -66,17 +73,20 @@ class Agent:
         self._shared = shared = Shared(outbox, session, notifier=notifier)
         named = f"{runtime.name} {runtime.version}"
         self._speaker = Speaker(config, boot_id=boot_id, link=link, shared=shared, runtime=named)
+        keep = {} if live is None else {"keep": live.note}
         self._listener = Listener(
-            config, boot_id=boot_id, link=link, runtime=runtime, shared=shared, speaker=self._speaker
+            config, boot_id=boot_id, link=link, runtime=runtime, shared=shared, speaker=self._speaker, **keep
         )
-        self._ticker = Ticker(link, shared=shared, speaker=self._speaker, inbox=self._listener.inbox)
+        self._live = live
+        self._ticker = Ticker(link, shared=shared, speaker=self._speaker, inbox=self._listener.inbox, live=live)
         self._connecting = False
+        self._unmet = Fading()
 
     def run(self) -> Summary:
         """Act until the end.
 
         Raises:
-            BrokerUnreachable, BrokerRefused: no first connection.
+            BrokerUnreachable, BrokerRefused: no first connection; a service manager has it wait for an absent broker.
             WireVersionMismatch: the learner speaks another wire version (W10).
             UnknownEnvironment, UnsupportedSpace, SpaceMismatch: no such environment here, or not the learner's spaces.
             MissingExtra: the environment's own dependency is not installed.
@@ -96,6 +106,8 @@ class Agent:
             self._ticker.stop()
             shared.notifier.stopping(f"failed: {shared.fault.message}" if shared.fault else shared.reason)
             self._leave()
+            if self._live is not None:
+                self._live.flush()
             with shared.changed:
                 shared.outbox.close()
         if shared.fault is not None:
@@ -115,14 +127,33 @@ class Agent:
         self._listener.subscribe(self._link)
         self._connecting = True
         try:
-            if not self._shared.mailbox.stop:
-                self._link.connect(timeout_s=self._config.connect_timeout_s)
+            while not self._shared.mailbox.stop and not self._met():
+                with self._shared.changed:
+                    self._shared.changed.wait(_MEET_AGAIN_S)
         except KeyboardInterrupt:
             # A signal handler asked for the end and raised, since nothing else ends the wait for a broker.
             if not self._shared.mailbox.stop:
                 raise
         finally:
             self._connecting = False
+
+    def _met(self) -> bool:
+        """Return whether there is a connection; under a service manager one that nobody answers is waited for.
+
+        It would start this process anew, and give it up after so many times, where nothing is wrong with this board.
+        """
+        notifier = self._shared.notifier
+        try:
+            self._link.connect(timeout_s=self._config.connect_timeout_s)
+        except BrokerUnreachable as error:
+            if not notifier.is_heard:
+                raise
+            notifier.ready(f"waits for a broker: {error.message}")
+            if self._unmet.is_due("", time.monotonic()):
+                _LOG.warning("%s; waiting for it", error)
+            notifier.alive()
+            return False
+        return True
 
     def _work(self) -> None:
         shared = self._shared

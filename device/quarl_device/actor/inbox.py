@@ -47,6 +47,8 @@ _WAIT_S = 1.0
 _WAITING = 4
 
 Signed = tuple[PushHeader, bytes]
+Sealed = tuple[PushHeader, bytes, bytes | None]
+"""Header, policy file, and the push as it came; of one that came in chunks there is no such thing."""
 
 
 class Inbox:
@@ -59,6 +61,7 @@ class Inbox:
         on_ready: takes each policy that holds, on the inbox's own thread.
         fetcher: fetches what a manifest describes; without one, manifests are refused.
         max_lag_s: of a runtime with an Edge TPU: see `two_streams`.
+        keep: takes each push that holds and came in one message, with the learner's signature, likewise.
 
     Attributes:
         accepted: policies handed on.
@@ -77,6 +80,7 @@ class Inbox:
         on_ready: Callable[[ActingPolicy], None],
         fetcher: Fetcher | None = None,
         max_lag_s: float = COMPILED_LAG_S,
+        keep: Callable[[PushHeader, bytes], None] = lambda *_: None,
     ) -> None:
         self._runtime = runtime
         self._on_edge_tpu = False
@@ -84,12 +88,13 @@ class Inbox:
         self._batch_size = batch_size
         self._actor_index = actor_index
         self._on_ready = on_ready
+        self._keep = keep
         self._changed = threading.Condition()
         self._payloads: deque[bytes] = deque(maxlen=_WAITING)
         self._compiled: deque[bytes] = deque(maxlen=_WAITING)  # apart, since plain ones come far more often
         self._later: tuple[tuple[int, int], bytes] | None = None  # the newest plain one that waits for a compiled one
         self._fetched: Signed | None = None
-        self._early: Signed | None = None  # of a learner whose birth has not come
+        self._early: Sealed | None = None  # of a learner whose birth has not come
         self._fetcher = fetcher
         self._learner: TrustedLearner | None = None
         self._closed = False
@@ -183,8 +188,8 @@ class Inbox:
         if learner is None:
             return None
         if self._early is not None and self._early[0].epoch <= learner.epoch:
-            early, self._early = self._early, None
-            return partial(self._take, learner, *early)
+            (header, data, sealed), self._early = self._early, None
+            return partial(self._take, learner, header, data, sealed=sealed)
         if self._fetched is not None:
             fetched, self._fetched = self._fetched, None
             return partial(self._take_assembled, learner, *fetched)
@@ -207,7 +212,7 @@ class Inbox:
         if self._fetcher is None or not is_manifest(payload):
             header, data = decode_push(payload, learner.key.verify)
             if self._is_due(learner, header, payload):
-                self._take(learner, header, data)
+                self._take(learner, header, data, sealed=payload)
             return
         manifest = decode_manifest(payload, learner.key.verify)
         if self._is_due(learner, manifest.header, payload):
@@ -224,7 +229,13 @@ class Inbox:
         return verdict is Verdict.TAKE
 
     def _take(
-        self, learner: TrustedLearner, header: PushHeader, data: bytes, *, check: Callable[[], None] = lambda: None
+        self,
+        learner: TrustedLearner,
+        header: PushHeader,
+        data: bytes,
+        *,
+        sealed: bytes | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Load a policy file whose header the learner has signed, and hand it on.
 
@@ -232,6 +243,7 @@ class Inbox:
             learner: see `trust`.
             header: as signed.
             data: of the header's sha256, if `check` raises nothing.
+            sealed: both as they came, in one message.
             check: called before the file is kept or used.
         """
         if header.epoch < learner.epoch or not newer((header.epoch, header.version), self.latest):
@@ -240,7 +252,7 @@ class Inbox:
             return
         if header.epoch > learner.epoch:
             check()
-            self._hold(header, data)
+            self._hold(header, data, sealed)
             return
         try:
             acting = self._load(learner, header, read_policy(data, sha256=header.sha256))
@@ -256,6 +268,8 @@ class Inbox:
         if header.variables_read_unix_ns:
             self.ready_ms.append((time.time_ns() - header.variables_read_unix_ns) / 1e6)
         self._on_ready(acting)
+        if sealed is not None:
+            self._keep(header, sealed)
         if self._fetcher is not None:
             self._fetcher.outdated(self.latest)
 
@@ -274,11 +288,11 @@ class Inbox:
 
             self._take(learner, header, data, check=check)
 
-    def _hold(self, header: PushHeader, data: bytes) -> None:
+    def _hold(self, header: PushHeader, data: bytes, sealed: bytes | None) -> None:
         with self._changed:
             held = self._early[0] if self._early is not None else None
             if held is None or newer((header.epoch, header.version), (held.epoch, held.version)):
-                self._early = (header, data)
+                self._early = (header, data, sealed)
 
     def _note_where(self, header: PushHeader) -> None:
         if header.edge_tpu != self._on_edge_tpu:

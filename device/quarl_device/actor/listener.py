@@ -20,6 +20,7 @@ from quarl_device.errors import PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.runtime import PolicyRuntime, reaches_edge_tpu
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, check_wire_version
+from quarl_device.wire.push import PushHeader
 from quarl_device.wire.topics import Topics
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Listener:
         runtime: for policies.
         shared: what is heard changes it.
         speaker: answers.
+        keep: see `Inbox`.
 
     Attributes:
         inbox: verifies pushes on a thread of its own.
@@ -52,6 +54,7 @@ class Listener:
         runtime: PolicyRuntime,
         shared: Shared,
         speaker: Speaker,
+        keep: Callable[[PushHeader, bytes], None] = lambda *_: None,
     ) -> None:
         self._config = config
         self._boot_id = boot_id
@@ -69,6 +72,7 @@ class Listener:
             on_ready=self._policy_ready,
             fetcher=Fetcher(link, topics=Topics(config.fleet), device=config.name),
             max_lag_s=config.edge_tpu_max_lag_s,
+            keep=keep,
         )
         self._edge_tpu = reaches_edge_tpu(runtime)
 

@@ -8,6 +8,7 @@ import time
 
 from quarl_device.actor.backlog import BACKLOG_BLOCKS, Backlog, lasting
 from quarl_device.actor.inbox import Inbox
+from quarl_device.actor.live_slot import LiveSlot
 from quarl_device.actor.shared import Shared
 from quarl_device.actor.speaker import Speaker
 from quarl_device.actor.stepping import Loop
@@ -30,9 +31,13 @@ class Ticker:
         shared: what the clock changes.
         speaker: says what is due.
         inbox: for telemetry.
+        live: writes the newest policy now and then.
     """
 
-    def __init__(self, link: Link, *, shared: Shared, speaker: Speaker, inbox: Inbox) -> None:
+    def __init__(
+        self, link: Link, *, shared: Shared, speaker: Speaker, inbox: Inbox, live: LiveSlot | None = None
+    ) -> None:
+        self._live = live
         self._link = link
         self._shared = shared
         self._speaker = speaker
@@ -88,6 +93,8 @@ class Ticker:
         if slow is not None:
             # Not under the lock: a memory card may take a second.
             slow()
+        if self._live is not None:
+            self._live.upkeep(now_s)
 
     def _tell(self, loop: Loop, now_s: float) -> None:
         if now_s >= self._telemetry_due_s:

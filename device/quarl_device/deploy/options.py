@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from quarl_device.arguments import at_least
 from quarl_device.errors import CredentialsError, KeyFileError, QuarlError, UsageError
+from quarl_device.files import is_there
 from quarl_device.grid import MAX_HZ
 from quarl_device.output import write_result
 from quarl_device.runtime_options import chosen_runtime
@@ -181,19 +182,21 @@ def _trusted_key(options: argparse.Namespace, slots: Slots) -> PublicKey:
 
     Credentials that have expired, or that a wrong clock says so of, keep nobody from acting with what is here.
     """
-    from quarl_device.link.credentials import find_credentials
+    from quarl_device.link.credentials import LEARNER_PUBLIC_FILE, find_credentials, named_folder
 
     given: Path | None = options.learner_key
     if given is not None:
         return slots.trusted_key(given)
     try:
         held = find_credentials(options.credentials)
+        return slots.trusted_key(held.learner_key if held is not None else None)
     except CredentialsError as error:
+        folder = named_folder(options.credentials)
+        beside = None if folder is None else folder / LEARNER_PUBLIC_FILE
         try:
-            return slots.trusted_key(None)
+            return slots.trusted_key(beside if beside is not None and is_there(beside) else None)
         except KeyFileError:
             raise error from None
-    return slots.trusted_key(held.learner_key if held is not None else None)
 
 
 def _environment(options: argparse.Namespace, slots: Slots, key: PublicKey) -> EnvSpec:

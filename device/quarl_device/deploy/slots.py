@@ -25,12 +25,12 @@ import time
 from enum import StrEnum
 from pathlib import Path
 
+from quarl_device.deploy.occupied import FOLDER, is_occupied, locked
 from quarl_device.deploy.signed import read_signed
 from quarl_device.errors import AgentInUse, KeyFileError, KeyMismatch, ModelFileError, StateUnwritable
 from quarl_device.files import is_there, read_capped, sync_directory, write_atomic
 from quarl_device.wire.keys import PublicKey
 
-FOLDER = "deploy"
 _TAKE_S = 1.0
 _LOOK_S = 0.02
 _DIGEST_BYTES = 64
@@ -94,7 +94,7 @@ class Slots:
             raise StateUnwritable(f"the state directory: {self.directory}: {cause.strerror}") from cause
         deadline_s = time.monotonic() + _TAKE_S
         # `in_use` takes it for an instant, in another process.
-        while not _locked(self._lock, fcntl.LOCK_EX):
+        while not locked(self._lock, fcntl.LOCK_EX):
             if time.monotonic() > deadline_s:
                 self.release()
                 raise AgentInUse(
@@ -111,14 +111,7 @@ class Slots:
 
     def in_use(self) -> bool:
         """Return whether an agent acts with this directory."""
-        try:
-            handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            return not _locked(handle, fcntl.LOCK_SH)
-        finally:
-            os.close(handle)
+        return is_occupied(self.directory.parent)
 
     def there(self, slot: Slot) -> bool:
         """Return whether a slot has a file; one that a damaged disk does not let be looked at is there, and bad."""
@@ -313,11 +306,3 @@ class Slots:
                 f"policy {source} cannot become {target} in {self.directory}: {cause.strerror}",
                 hint="is the disk mounted for writing?",
             ) from cause
-
-
-def _locked(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

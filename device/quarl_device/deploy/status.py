@@ -6,9 +6,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from quarl_device.actor.live_slot import list_live
 from quarl_device.deploy.machine import Fault
 from quarl_device.deploy.notes import Notes, read_notes
-from quarl_device.deploy.signed import SignedPolicy, open_signed
+from quarl_device.deploy.signed import SignedPolicy, open_signed, version_name
 from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.errors import KeyFileError, QuarlError
 from quarl_device.wire.keys import PublicKey
@@ -35,6 +36,7 @@ def look(slots: Slots) -> dict[str, Any]:
         "starts": notes.starts,
         "counters": asdict(notes.counters),
         "notes": why_none,
+        "live": list_live(slots.directory.parent),
     }
 
 
@@ -60,7 +62,20 @@ def as_text(status: dict[str, Any]) -> str:
     lines.append(f"  counted   {counted or 'nothing yet'}")
     if status["notes"]:
         lines.append(f"  notes     none: {status['notes']}")
+    lines += [line for each in status["live"] for line in _live_lines(each)]
     return "\n".join(lines) + "\n"
+
+
+def _live_lines(live: dict[str, Any]) -> list[str]:
+    """Return what was learned last in training, and how it comes to act without a learner."""
+    if "error" in live:
+        return [f"  live      {live['device']}: {live['error']}"]
+    name = version_name(live["epoch"], live["version"])
+    return [
+        f"  live      {live['device']}: version {name}, sha256 {live['digest'][:16]}, written "
+        f"{_when(live['written_unix_s'])}",
+        f"            in deploy mode: quarl-device activate {live['path']}",
+    ]
 
 
 def _slot(slots: Slots, slot: Slot, key: PublicKey | None, notes: Notes) -> dict[str, Any] | None:

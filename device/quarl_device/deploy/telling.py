@@ -9,7 +9,7 @@ from quarl_device.actor.joining import how_to_join
 from quarl_device.deploy.herald import Herald, Joined
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.link import PahoLink, Will
-from quarl_device.link.credentials import is_enrolled
+from quarl_device.link.credentials import named_folder
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.wire.topics import Topics
 
@@ -21,7 +21,7 @@ def make_herald(options: argparse.Namespace, runtime: PolicyRuntime) -> Herald |
         UsageError: what was said can never work. Anything else (credentials that have expired, a clock that is wrong)
             may mend, and is tried again while the agent acts.
     """
-    if not options.broker and not is_enrolled(options.credentials):
+    if not options.broker and named_folder(options.credentials) is None:
         return None
     boot_id = new_boot_id()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quarl_device.actor.joining import Joining, how_to_join
+from quarl_device.deploy.occupied import is_occupied
 from quarl_device.doctor.attempt import looked
 from quarl_device.doctor.finding import Finding, of_error, ok, warning
 from quarl_device.doctor.link_checks import (
@@ -23,7 +23,7 @@ from quarl_device.doctor.link_checks import (
 from quarl_device.doctor.link_readings import read_certificate, read_link, read_modes, read_own_certificate
 from quarl_device.errors import CredentialsError
 from quarl_device.files import is_there
-from quarl_device.link.credentials import CREDENTIALS_VARIABLE
+from quarl_device.link.credentials import named_folder
 from quarl_device.spool.directory import is_in_use, spool_of
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def examine_link(questions: Questions, state: Path) -> Iterator[Finding]:
     Raises:
         UsageError: a bad URL, name or password file, or a word against the credentials'.
     """
-    named = os.environ.get(CREDENTIALS_VARIABLE, "")
-    folder = questions.credentials or (Path(named) if named else None)
+    folder = named_folder(questions.credentials)
     if folder is None and not questions.broker:
         yield ok("broker", "not asked: --broker URL or --credentials DIR names one")
         return
@@ -68,7 +67,7 @@ def _modes(folder: Path) -> Iterator[Finding]:
 
 def _link(joining: Joining, state: Path) -> Iterator[Finding]:
     spool = spool_of(state, fleet=joining.fleet, device=joining.name)
-    if joining.tls is not None and is_in_use(spool):
+    if joining.tls is not None and (is_in_use(spool) or is_occupied(state)):
         yield warning(
             "broker",
             f"not asked: an agent runs here as {joining.name!r}, and a second login would end its session",

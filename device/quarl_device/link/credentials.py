@@ -177,9 +177,10 @@ def tls_context(folder: Path) -> ssl.SSLContext:
     return context
 
 
-def is_enrolled(folder: Path | None) -> bool:
-    """Return whether credentials are named, in `folder` or by QUARL_CREDENTIALS, whether they hold or not."""
-    return folder is not None or bool(os.environ.get(CREDENTIALS_VARIABLE, ""))
+def named_folder(folder: Path | None) -> Path | None:
+    """Return `folder`, else the one that QUARL_CREDENTIALS names, whether what is in there holds or not."""
+    named = os.environ.get(CREDENTIALS_VARIABLE, "")
+    return folder or (Path(named) if named else None)
 
 
 def find_credentials(folder: Path | None) -> Credentials | None:
@@ -190,10 +191,10 @@ def find_credentials(folder: Path | None) -> Credentials | None:
     Raises:
         CredentialsError: see `Credentials.load`.
     """
-    named = os.environ.get(CREDENTIALS_VARIABLE, "")
-    if folder is None and not named:
+    folder = named_folder(folder)
+    if folder is None:
         return None
-    held = Credentials.load(folder or Path(named))
+    held = Credentials.load(folder)
     if held.expires - datetime.now(UTC) < _WARN_BEFORE:
         _log.warning(
             "the certificate of %r expires on %s; quarl-edge enroll %s --renew makes another",
