@@ -91,6 +91,7 @@ def decoders() -> list[Decoder]:
                 "learner_online.json",
                 "learner_lockstep.json",
                 "learner_rounds.json",
+                "learner_wrapped.json",
                 "learner_gone.json",
                 "learner_left.json",
             ),
