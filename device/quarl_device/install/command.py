@@ -197,5 +197,11 @@ def _undo_on_signals() -> None:
 
 
 def _write(line: str) -> None:
-    sys.stdout.write(line)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError:
+        # Whoever listened is gone, which is no reason to stop halfway; nor is what Python would say of it at its exit.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
