@@ -40,6 +40,7 @@ from quarl_device.parent import end_with_parent
 from quarl_device.runtime_options import add_runtime_options, chosen_runtime
 from quarl_device.spool.command import add_spool
 from quarl_device.spool.options import add_spool_options, make_outbox
+from quarl_device.supervise.command import add_supervise
 
 if TYPE_CHECKING:
     from quarl_device.actor.agent import Agent, AgentConfig, Summary
@@ -125,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (add_doctor(commands), *add_deploy(commands)):
         add_config_option(command, run)
     add_install(commands)
+    add_supervise(commands)
     return parser
 
 

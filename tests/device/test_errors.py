@@ -56,7 +56,8 @@ def test_codes_are_unique():
         (errors.TrustError, 40, 49),
         (errors.DeviceError, 50, 59),
         (errors.LearnerError, 70, 79),
-        (errors.MissingPart, 80, 89),
+        (errors.MissingPart, 80, 83),
+        (errors.InstallError, 84, 86),
     ],
 )
 def test_codes_lie_in_the_range_of_their_kind(parent, low, high):

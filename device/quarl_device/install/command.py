@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -14,8 +15,10 @@ from typing import Any, NoReturn
 
 from quarl_device.arguments import at_least, between
 from quarl_device.errors import BoardUnfit, QuarlError, UsageError
+from quarl_device.install import switch
 from quarl_device.install.facts import read_facts
-from quarl_device.install.installing import StepFailed, install, recover, running_release
+from quarl_device.install.host import Host
+from quarl_device.install.installing import StepFailed, install, running_release
 from quarl_device.install.lock import only_one
 from quarl_device.install.real_host import RealHost
 from quarl_device.install.removing import remove
@@ -104,7 +107,9 @@ def run(options: argparse.Namespace) -> int:
     tell = json_teller(_write) if as_json else text_teller(_write)
     host = RealHost(options.root)
     if options.recover:
-        return _recover(host, tell)
+        with contextlib.suppress(BoardUnfit), only_one(host, wait_s=0.0):
+            recover_cut_off(host, tell)
+        return 0
     facts = read_facts(host)
     _undo_on_signals()
 
@@ -147,21 +152,16 @@ def _result_of(work: Callable[[], Result], host: RealHost, *, supervised_by: str
     )
 
 
-def _recover(host: RealHost, tell: Tell) -> int:
-    """Undo what was cut off, before the service starts on it; of an installation at work it is its own affair."""
-    from dataclasses import replace
+def recover_cut_off(host: Host, tell: Tell) -> int:
+    """Undo what was cut off, before the service starts on it; of an installation at work it is its own affair.
 
-    from quarl_device.install import switch
-
-    try:
-        with only_one(host, wait_s=0.0):
-            before = switch.opened(host)
-            # A first installation that got as far as its service has nothing to go back to.
-            if before is not None and before.before:
-                # Of systemd, which is in the middle of starting this, nothing is asked.
-                recover(host, replace(read_facts(host), systemd=False), tell)
-    except BoardUnfit:
-        return 0
+    Of systemd, which is in the middle of starting the service, nothing is asked. A first installation that got as far
+    as its service has nothing to go back to, and what there is of it begins to act.
+    """
+    before = switch.opened(host)
+    if before is not None and before.before:
+        switch.put_back(host, before)
+        tell("recover", "done", f"an installation was cut off: release {before.before} is current again")
     return 0
 
 
@@ -197,5 +197,11 @@ def _undo_on_signals() -> None:
 
 
 def _write(line: str) -> None:
-    sys.stdout.write(line)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError:
+        # Whoever listened is gone, which is no reason to stop halfway; nor is what Python would say of it at its exit.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

@@ -10,7 +10,7 @@ from quarl_device.errors import InstallFailed
 from quarl_device.install import layout, service
 from quarl_device.install.bundle import Bundle
 from quarl_device.install.facts import Facts
-from quarl_device.install.found import Found, linked_release, stale_releases
+from quarl_device.install.found import Found, linked_release, stale_paths
 from quarl_device.install.host import Host
 from quarl_device.install.release import make_release
 from quarl_device.install.wanted import Order, Wanted
@@ -117,9 +117,9 @@ def start(work: Work, say: Say) -> str:
 
 def tidy(work: Work, say: Say) -> str:
     """Remove what nothing points at any more."""
-    stale = stale_releases(work.host, keep=(work.wanted.release,))
-    for name in stale:
-        work.host.remove(layout.release_path(name))
+    stale = stale_paths(work.host, keep=work.wanted.release)
+    for path in stale:
+        work.host.remove(path)
     return f"removed {', '.join(stale)}" if stale else "nothing to remove"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 
 from quarl_device.install import layout, service
@@ -13,6 +14,10 @@ from quarl_device.install.wanted import Wanted, WantedFile
 RECEIPT_SCHEMA = "quarl.release.v1"
 ACCEPTED_SLOTS = ("incoming", "testing", "ready", "trial", "current")
 """A policy in one of these has been given to the agent, and it has not refused it (`quarl_device.deploy.slots`)."""
+
+
+_HALF_WRITTEN = re.compile(r"\.(device\.toml|password|learner\.pub)\.\w{8}")
+"""Temporary names of `quarl_device.files.write_atomic`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class Found:
         policy: the wanted policy has been given to the agent, or none is wanted.
         active: the service runs, or tries to.
         enabled: it starts with the board.
-        stale: releases that are neither current nor previous, nor wanted.
+        stale: paths of releases that are neither current nor previous nor wanted, and of what a kill left behind.
     """
 
     user: bool
@@ -57,7 +62,7 @@ def look(host: Host, wanted: Wanted, *, systemd: bool) -> Found:
         policy=not wanted.policy_digest or _has_policy(host, wanted.policy_digest),
         active=systemd and service.is_active(host),
         enabled=systemd and service.is_enabled(host),
-        stale=stale_releases(host, keep=(wanted.release,)),
+        stale=stale_paths(host, keep=wanted.release),
     )
 
 
@@ -76,10 +81,15 @@ def is_complete(host: Host, release: str) -> bool:
     return isinstance(said, dict) and said.get("release") == release and said.get("schema") == RECEIPT_SCHEMA
 
 
-def stale_releases(host: Host, *, keep: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the releases that nothing points at, but those of `keep`."""
-    kept = {linked_release(host, layout.CURRENT), linked_release(host, layout.PREVIOUS), *keep}
-    return tuple(name for name in host.names(layout.RELEASES) if name not in kept)
+def stale_paths(host: Host, *, keep: str) -> tuple[str, ...]:
+    """Return the releases that nothing points at, but `keep`, and whatever an installation that was killed left."""
+    kept = {linked_release(host, layout.CURRENT), linked_release(host, layout.PREVIOUS), keep}
+    releases = (layout.release_path(name) for name in host.names(layout.RELEASES) if name not in kept)
+    # An open switch is no rest: it is put back.
+    rests = (f"{layout.HOME}/{name}" for name in host.names(layout.HOME))
+    known = (layout.RELEASES, layout.CURRENT, layout.PREVIOUS, layout.SWITCH)
+    halves = (f"{layout.CONFIG}/{name}" for name in host.names(layout.CONFIG) if _HALF_WRITTEN.fullmatch(name))
+    return (*releases, *(path for path in rests if path not in known), *halves)
 
 
 def _is_so(host: Host, file: WantedFile) -> bool:

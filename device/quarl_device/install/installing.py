@@ -158,15 +158,20 @@ def _switch(work: Work, plan: Plan, tell: Tell) -> None:
             _step(work, plan, name, tell)
         _at("commit", lambda: switch.commit(work.host))
     except BaseException as error:
-        # An interruption too: nobody is left who would put it back.
-        problems = put_back(work.host, work.facts, before)
-        for problem in problems:
-            tell("undo", "failed", problem)
-        if not problems:
-            tell("undo", "undone", _undone(before))
-        if isinstance(error, StepFailed) and problems:
-            error.cause.message += f"; and what was there before could not be put back whole: {'; '.join(problems)}"
+        # An interruption too: nobody is left who would put it back. What is closed already has succeeded.
+        if work.host.entry(layout.SWITCH) is not None:
+            _undo(work, before, error, tell)
         raise
+
+
+def _undo(work: Work, before: switch.Opened, error: BaseException, tell: Tell) -> None:
+    problems = put_back(work.host, work.facts, before)
+    for problem in problems:
+        tell("undo", "failed", problem)
+    if not problems:
+        tell("undo", "undone", _undone(before))
+    elif isinstance(error, StepFailed):
+        error.cause.message += f"; and what was there before could not be put back whole: {'; '.join(problems)}"
 
 
 def _undone(before: switch.Opened) -> str:

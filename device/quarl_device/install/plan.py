@@ -66,7 +66,9 @@ def make_plan(facts: Facts, wanted: Wanted, found: Found) -> Plan:
     if facts.systemd:
         starts = restart or not found.active or not found.enabled
         steps.append(_step("start", starts, f"start {layout.SERVICE}, wait until it is ready", "the agent runs"))
-    steps.append(_tidy(wanted, found, switch=switch))
+    # After any change there is at least the copy of what was before.
+    tidy = bool(found.stale) or any(step.needed for step in steps)
+    steps.append(_step("tidy", tidy, "remove what is neither current nor previous", "nothing to remove"))
     return Plan(steps=tuple(steps))
 
 
@@ -91,11 +93,6 @@ def _coral_why(found: Found) -> str:
 
 def _coral_as_it_is(wanted: Wanted) -> str:
     return "no Edge TPU is asked for" if layout.UDEV_RULE in wanted.absent else "the rule for an Edge TPU is there"
-
-
-def _tidy(wanted: Wanted, found: Found, *, switch: bool) -> Step:
-    # After a switch what is previous now is neither any more.
-    return _step("tidy", bool(found.stale) or switch, "remove releases older than the previous one", "no old releases")
 
 
 def _listed(paths: tuple[str, ...]) -> str:

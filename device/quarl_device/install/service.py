@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quarl_device.errors import InstallFailed
-from quarl_device.install import layout, restarts
+from quarl_device.install import layout
 from quarl_device.install.host import Host
+from quarl_device.supervise import rules
 
 _CALL_S = 90.0
 _LOOK_S = 0.5
@@ -32,7 +33,7 @@ def reload(host: Host) -> None:
 
 def stop(host: Host) -> None:
     """Stop the service, and wait for its end."""
-    _systemctl(host, "stop", layout.SERVICE, timeout_s=_CALL_S + restarts.STOP_S)
+    _systemctl(host, "stop", layout.SERVICE, timeout_s=_CALL_S + rules.STOP_S)
 
 
 def enable(host: Host) -> None:

@@ -52,8 +52,8 @@ def begin(host: Host, paths: Sequence[str], *, active: bool, enabled: bool) -> O
         active: the service runs.
         enabled: it starts with the board.
     """
-    host.remove(_NEW)
-    host.remove(_OVER)
+    for rest in (_NEW, _OVER):
+        host.remove(rest)
     host.make_directory(_NEW, mode=0o700)
     files: dict[str, tuple[str, int, str] | None] = {}
     for number, path in enumerate(paths):
@@ -93,12 +93,8 @@ def put_back(host: Host, switch: Opened) -> None:
     for path, kept in switch.files.items():
         if kept is None:
             host.remove(path)
-            continue
-        name, mode, owner = kept
-        data = host.read(f"{layout.SWITCH}/{name}")
-        if data is None:
-            raise InstallFailed(f"the copy of {path} in {layout.SWITCH} cannot be read")
-        host.write(path, data, mode=mode, owner=owner)
+        else:
+            _put_back_file(host, path, *kept)
     for link, target in switch.links.items():
         if target is None:
             host.remove(link)
@@ -110,9 +106,22 @@ def put_back(host: Host, switch: Opened) -> None:
 
 
 def commit(host: Host) -> None:
-    """Close the switch: what is there stays."""
+    """Close the switch: what is there stays. The copies are removed with everything else that is of no more use."""
     host.move(layout.SWITCH, _OVER)
-    host.remove(_OVER)
+
+
+def _put_back_file(host: Host, path: str, name: str, mode: int, owner: str) -> None:
+    copy = f"{layout.SWITCH}/{name}"
+    if host.entry(copy) is None:
+        return  # it was put back by a run that was cut off in its turn
+    try:
+        # A rename needs no room: a full disk may be why this is undone.
+        host.move(copy, path)
+    except InstallFailed:
+        data = host.read(copy)
+        if data is None:
+            raise
+        host.write(path, data, mode=mode, owner=owner)
 
 
 def _keep(host: Host, path: str, copy: str) -> tuple[str, int, str] | None:
@@ -122,7 +131,7 @@ def _keep(host: Host, path: str, copy: str) -> tuple[str, int, str] | None:
     data = host.read(path)
     if entry.kind != "file" or data is None:
         raise InstallFailed(f"{path} is a {entry.kind}, expected a file", hint=f"sudo rm -ri {path}")
-    host.write(copy, data, mode=0o600)
+    host.write(copy, data, mode=entry.mode, owner=entry.owner)
     return copy.rpartition("/")[2], entry.mode, entry.owner
 
 

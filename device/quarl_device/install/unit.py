@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quarl_device.install import layout, restarts
+from quarl_device.install import layout
+from quarl_device.supervise import rules
 
 MIN_START_S = 180
 _TEMPLATE = """\
@@ -81,12 +82,12 @@ def unit_text(*, coral: bool, memory_mib: int, start_timeout_s: int) -> str:
         start_timeout_s: that the agent has until it says that it is ready, in seconds, but never under `MIN_START_S`.
     """
     return _TEMPLATE.format(
-        limit_s=restarts.LIMIT_S,
-        limit_starts=restarts.LIMIT_STARTS,
-        restart_s=restarts.RESTART_S,
-        not_restarted=" ".join(map(str, restarts.NOT_RESTARTED)),
-        watchdog_s=restarts.WATCHDOG_S,
-        stop_s=restarts.STOP_S,
+        limit_s=rules.LIMIT_S,
+        limit_starts=rules.LIMIT_STARTS,
+        restart_s=rules.RESTART_S,
+        not_restarted=" ".join(map(str, rules.NOT_RESTARTED)),
+        watchdog_s=rules.WATCHDOG_S,
+        stop_s=rules.STOP_S,
         start_s=max(MIN_START_S, start_timeout_s),
         switch=layout.SWITCH,
         current=layout.CURRENT,
