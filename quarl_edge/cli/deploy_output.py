@@ -35,6 +35,8 @@ def show_deployed(wish: Wish, done: Deployed, output: Format) -> None:
     if output is Format.JSON:
         write_json({**asdict(done), "board": str(wish.target), "device": wish.settings.name if wish.settings else ""})
         return
+    from rich.markup import escape
+
     rows = [("board", str(wish.target)), ("result", done.result)]
     if wish.settings is not None:
         rows.append(("device", f"{wish.settings.name}, fleet {wish.settings.fleet}, mode {wish.settings.mode}"))
@@ -45,7 +47,8 @@ def show_deployed(wish: Wish, done: Deployed, output: Format) -> None:
         "agent": done.said,
     }
     rows += [(name, value) for name, value in facts.items() if value]
-    write_table(str(wish.target), rows, _next(wish, done))
+    # Some of it the board has said, and what stands in brackets would be markup.
+    write_table(str(wish.target), [(name, escape(value)) for name, value in rows], _next(wish, done))
 
 
 def _next(wish: Wish, done: Deployed) -> list[str]:

@@ -49,7 +49,19 @@ async def reaches_index(host: Host, facts: BoardFacts, requirement: str) -> bool
     """
     if not facts.pip or not facts.ensurepip:
         return False
-    words = ["python3", "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps", "--no-cache-dir"]
+    # A network that swallows everything holds pip up for as long as it has addresses to try.
+    words = [
+        "timeout",
+        "60",
+        "python3",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "-q",
+        "--no-deps",
+        "--no-cache-dir",
+    ]
     words += ["--retries", "0", "--timeout", "10"]
     command = f'd=$(mktemp -d) || exit 1; {shlex.join(words)} -d "$d" {shlex.quote(requirement)} </dev/null; s=$?; '
     ran = await host.run(f'{command}rm -rf "$d"; exit $s', timeout_s=_INDEX_TIMEOUT_S)

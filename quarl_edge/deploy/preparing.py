@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from quarl_device.errors import BoardAtFault, DeployError
@@ -13,6 +14,7 @@ from quarl_edge.deploy.events import Event, Tell
 from quarl_edge.deploy.facts import BoardFacts, ask_board
 from quarl_edge.deploy.host import Host
 from quarl_edge.deploy.requirements import BoardPython, requirements_of
+from quarl_edge.deploy.ticking import ticking
 from quarl_edge.deploy.verdicts import Verdict, judge
 from quarl_edge.deploy.wheelhouse import wheelhouse
 from quarl_edge.deploy.wish import Wish
@@ -86,8 +88,10 @@ async def _wheels(host: Host, wish: Wish, facts: BoardFacts, wheel: Path, tell: 
     def note(text: str) -> None:
         tell(Event(step="wheels", state="goes on", said=text))
 
+    fetching = partial(wheelhouse, asked, board, cache=wish.cache / "wheelhouses", note=note)
     try:
-        wheels = await asyncio.to_thread(wheelhouse, asked, board, cache=wish.cache / "wheelhouses", note=note)
+        async with ticking(tell, "wheels", lambda: "pip is at it"):
+            wheels = await asyncio.to_thread(fetching)
     except DeployError as error:
         if wish.wheelhouse == "auto":
             error.message = f"the board's pip reaches no package index, so wheels are sent; but {error.message}"

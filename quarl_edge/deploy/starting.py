@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from quarl_device.errors import DeployError, NotBorn, PayloadRefused
 from quarl_device.wire.strict_json import loads, one_line
-from quarl_edge.deploy.birth import BirthWatch, Expected
+from quarl_edge.deploy.birth import BirthWatch, Expected, judge_birth
 from quarl_edge.deploy.events import Event, Tell
 from quarl_edge.deploy.host import MAX_OUTPUT_BYTES, Host
 from quarl_edge.deploy.settings import STATE_FOLDER
+from quarl_edge.deploy.ticking import ticking
 from quarl_edge.deploy.wish import Deployed, Wish
 
 _AGENT = "/opt/quarl-edge/current/bin/quarl-device"
@@ -52,7 +53,8 @@ class Start:
             return done
         self.tell(Event(step="birth", state="begins", said=f"waiting for it, {self.wish.timeout_s:.0f} s at most"))
         try:
-            found = await self._heard(self.watch) if self.watch is not None else await self._read()
+            async with ticking(self.tell, "birth", self._so_far):
+                found = await self._heard(self.watch) if self.watch is not None else await self._read()
         except NotBorn as error:
             error.hint = "; ".join(more_about(self.wish))
             raise
@@ -94,6 +96,11 @@ class Start:
 
     def _show(self, line: str) -> None:
         self.tell(Event(step="run", state="goes on", said=one_line(line, max_length=_MAX_LINE), on_board=True))
+
+    def _so_far(self) -> str:
+        if self.watch is None:
+            return "the policy does not act yet"
+        return judge_birth(self.watch.state, self.expected, learner_there=self.watch.learner_there).said
 
     async def _heard(self, watch: BirthWatch) -> Deployed:
         judged = await watch.wait(self.expected, timeout_s=self.wish.timeout_s)

@@ -154,6 +154,12 @@ def test_a_dry_run_plans(board, capsys):
     assert {"--dry-run", "--coral"} <= set(json.loads((board.home / "words.json").read_text()))
 
 
+def test_what_the_board_says_is_no_markup(board, capsys):
+    (board.home / "script").write_text("say(result='installed', release='[/b][red]x', supervised_by='systemd')")
+    assert main(words(board, "--broker", "mqtt://127.0.0.1", "--id", "pi-1", "--no-wait")) == 0
+    assert "[/b][red]x" in capsys.readouterr().out
+
+
 def test_remove(board, capsys):
     assert main(words(board, "--remove")) == 0
     assert "removed" in capsys.readouterr().out

@@ -255,6 +255,14 @@ def test_a_birth_that_does_not_come_says_what_is_known_and_where_to_look(host, t
     assert "ssh tester@board sudo journalctl -u quarl-device -n 50" in caught.value.hint
 
 
+def test_a_wait_says_every_few_seconds_what_is_known(host, tmp_path, monkeypatch):
+    monkeypatch.setattr("quarl_edge.deploy.ticking.PERIOD_S", 0.05)
+    told = Told()
+    with pytest.raises(NotBorn):
+        carry_out(with_broker(make_wish(host, tmp_path, timeout_s=0.5), FakeBroker()), told)
+    assert told.said("birth", "goes on")[0] == "0 s: no birth was heard"
+
+
 def test_an_agent_that_was_unchanged_is_not_waited_for(host, home, tmp_path):
     (home / "script").write_text("say(result='unchanged', release='abcdef012345', supervised_by='systemd')")
     broker = FakeBroker()
