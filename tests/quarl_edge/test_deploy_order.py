@@ -255,6 +255,46 @@ def test_a_birth_that_does_not_come_says_what_is_known_and_where_to_look(host, t
     assert "ssh tester@board sudo journalctl -u quarl-device -n 50" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "payload", [b"", b"\0" * 100, b"{}", b"[" * 60_000, state(AFTER)[:-1], state(AFTER, device="x")]
+)
+def test_a_birth_that_does_not_hold_is_none_and_the_next_one_counts(host, tmp_path, payload):
+    broker = FakeBroker()
+
+    def births():
+        broker.publish(TOPICS.learner, payload, retain=True)
+        broker.publish(TOPICS.state("pi-1"), payload, retain=True)
+        broker.publish(TOPICS.state("pi-1"), state(AFTER, blocked="no learner"), retain=True)
+
+    done = carry_out(with_broker(make_wish(host, tmp_path), broker), Told("start", births))
+    assert done.said == "waits for a learner"
+
+
+def test_where_a_learner_is_a_policy_is_waited_for(host, tmp_path, learner_birth):
+    broker = FakeBroker()
+    broker.publish(TOPICS.learner, learner_birth, retain=True)
+    said = []
+
+    class Then(Told):
+        def __call__(self, event):
+            super().__call__(event)
+            if (event.step, event.state) == ("birth", "begins"):
+                broker.publish(TOPICS.state("pi-1"), state(AFTER, blocked="no policy"), retain=True)
+                said.append(event.said)
+                asyncio.get_running_loop().call_later(
+                    0.1, lambda: broker.publish(TOPICS.state("pi-1"), state(AFTER, digest="a" * 64, policy_version=3))
+                )
+
+    done = carry_out(with_broker(make_wish(host, tmp_path), broker), Then())
+    assert done.said.startswith("trains, acts with policy version 3")
+    assert said
+
+
+@pytest.fixture
+def learner_birth():
+    return (Path(__file__).parent.parent / "golden" / "learner_online.json").read_bytes()
+
+
 def test_a_wait_says_every_few_seconds_what_is_known(host, tmp_path, monkeypatch):
     monkeypatch.setattr("quarl_edge.deploy.ticking.PERIOD_S", 0.05)
     told = Told()

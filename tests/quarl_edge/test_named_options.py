@@ -20,8 +20,16 @@ COMMAND = re.compile(r"\b(quarl-edge|quarl-device) ([a-z][a-z-]*(?: [a-z][a-z-]*
 FOREIGN = {"--force-reinstall", "--logdir", "--system-site-packages"}
 # Of this repository's processes to one another, not for people.
 PRIVATE = {"--die-with-parent"}
-# Of programs of their own, in those packages alone: the learner that a soak starts, the conformance suite of runtimes.
-OF_PACKAGES = {"soak": {"--journal", "--epoch", "--key"}, "testing": {"--model", "--tolerance"}}
+# Of programs of their own, in those packages alone: the learner that a soak starts, the conformance suite of runtimes,
+# pip and systemd on this computer and on a board.
+OF_PACKAGES = {
+    "soak": {"--journal", "--epoch", "--key"},
+    "testing": {"--model", "--tolerance"},
+    "deploy": {
+        "--disable-pip-version-check", "--no-deps", "--no-cache-dir", "--no-build-isolation", "--retries", "--only-binary",
+        "--python-version", "--implementation", "--platform", "--now", "--no-pager",
+    },
+}  # fmt: skip
 
 
 def options_by_command():
@@ -94,7 +102,7 @@ def misnamed(text):
 def test_the_search_finds_what_is_wrong():
     assert unknown_options("say --stack 4 or --frames 4") == ["--frames"]
     assert misnamed("give quarl-edge export m.tflite --stack 4 --fleet x") == ["quarl-edge export --fleet"]
-    assert misnamed("quarl-edge deploy --now") == ["quarl-edge deploy"]
+    assert misnamed("quarl-edge launch --now") == ["quarl-edge launch"]
     assert misnamed("`quarl-edge bench act --hidden 3` and quarl-device bench --envs 2") == []
     assert len(sources()) > 150
     named = {word for path in sources() for _, text in messages(path) for word in OPTION.findall(text)}
