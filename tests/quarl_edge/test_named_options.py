@@ -26,8 +26,8 @@ OF_PACKAGES = {
     "soak": {"--journal", "--epoch", "--key"},
     "testing": {"--model", "--tolerance"},
     "deploy": {
-        "--disable-pip-version-check", "--no-deps", "--no-cache-dir", "--no-build-isolation", "--retries", "--only-binary",
-        "--python-version", "--implementation", "--platform", "--now", "--no-pager",
+        "--disable-pip-version-check", "--no-deps", "--no-cache-dir", "--no-build-isolation", "--retries",
+        "--only-binary", "--python-version", "--implementation", "--platform", "--now", "--no-pager",
     },
 }  # fmt: skip
 
