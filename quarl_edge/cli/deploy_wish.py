@@ -24,6 +24,7 @@ from quarl_edge.deploy.target import Target
 from quarl_edge.deploy.wish import Wheelhouse, Wish
 
 _SIGNED = ".qpol"
+_MIN_MEMORY_MIB = 64
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -107,6 +108,8 @@ def make_wish(typed: Typed) -> Wish:
 def _order(typed: Typed) -> Order:
     if typed.purge and not typed.remove:
         raise UsageError("--purge removes the agent's state", hint="add --remove, or leave it out")
+    if 0 < typed.memory_mib < _MIN_MEMORY_MIB:
+        raise UsageError(f"--memory-mib {typed.memory_mib}: no agent fits in less than {_MIN_MEMORY_MIB}")
     parse_delegate(typed.delegate or "cpu")
     return Order(
         dry_run=typed.dry_run,

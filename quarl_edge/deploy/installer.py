@@ -85,11 +85,13 @@ class Listener:
         tell: is told of its steps.
         outcome: what it said in the end.
         lines: so many were heard.
+        other: the last one that was none of the installer's own, such as the end of a traceback.
     """
 
     tell: Tell
     outcome: Outcome | None = None
     lines: int = field(default=0)
+    other: str = field(default="")
 
     def hear(self, line: str) -> None:
         """Take one line; what is not one of the installer's is shown as it is, made printable."""
@@ -103,9 +105,8 @@ class Listener:
             else:
                 self.tell(_event(read))
         except PayloadRefused:
-            self.tell(
-                Event(step="install", state="goes on", said=one_line(line.strip(), max_length=_MAX_SAID), on_board=True)
-            )
+            self.other = one_line(line.strip(), max_length=_MAX_SAID)
+            self.tell(Event(step="install", state="goes on", said=self.other, on_board=True))
 
 
 def install_command(folder: str, wheel: str, order: Order, *, root: str) -> str:
@@ -131,11 +132,14 @@ def install_command(folder: str, wheel: str, order: Order, *, root: str) -> str:
         *place,
         *order.words(),
     ]
-    return f"cd {shlex.quote(folder)} && {root}{shlex.join(words)}"
+    # In the shell's place: it would end at Ctrl-C at once, and the connection with it.
+    return f"cd {shlex.quote(folder)} && exec {root}{shlex.join(words)}"
 
 
 async def run_installer(host: Host, command: str, tell: Tell) -> Outcome:
-    """Run the installer and tell of each step as it happens.
+    """Run the installer and tell of each step as it happens; a call that is cancelled has it put back what it began.
+
+    For that it gets a terminal: nobody but root may send it a signal otherwise.
 
     Raises:
         DeployError: it failed, with its own exit code; it says which step and that the agent before it goes on.
@@ -143,7 +147,7 @@ async def run_installer(host: Host, command: str, tell: Tell) -> Outcome:
     """
     listener = Listener(tell=tell)
     try:
-        ran = await host.watch(command, listener.hear, timeout_s=INSTALL_TIMEOUT_S)
+        ran = await host.watch(command, listener.hear, timeout_s=INSTALL_TIMEOUT_S, terminal=True)
     except BoardUnreachable as error:
         error.message += (
             "; what the board had begun it ends or leaves undone, the agent before it is untouched until then"
@@ -152,7 +156,9 @@ async def run_installer(host: Host, command: str, tell: Tell) -> Outcome:
         raise
     outcome = listener.outcome
     if outcome is None:
-        raise DeployError(f"the installer on {host.name} ended with status {ran.status}: {said_of(ran)}")
+        raise DeployError(
+            f"the installer on {host.name} ended with status {ran.status}: {listener.other or said_of(ran)}"
+        )
     if outcome.result == "failed" or ran.status != 0:
         raise _failed(host, outcome, ran.status)
     return outcome
@@ -160,7 +166,7 @@ async def run_installer(host: Host, command: str, tell: Tell) -> Outcome:
 
 def _failed(host: Host, outcome: Outcome, status: int) -> DeployError:
     at = f" at step {outcome.step!r}" if outcome.step else ""
-    kept = f"; release {outcome.previous} goes on as before" if outcome.previous else ""
+    kept = f"; release {outcome.previous} is in place as before" if outcome.previous else ""
     error = DeployError(f"{host.name}{at}: {outcome.error or f'the installer ended with status {status}'}{kept}")
     error.code = outcome.code
     return error

@@ -18,7 +18,7 @@ from quarl_edge.deploy.target import Target
 _CONNECT_TIMEOUT_S = 20.0
 _KEEPALIVE_S, _KEEPALIVES = 5, 4
 _CLOSE_TIMEOUT_S = 3.0
-_INTERRUPT_TIMEOUT_S = 20.0
+_INTERRUPT_TIMEOUT_S = 60.0  # an installer that is interrupted puts back what it began
 _PIECE_BYTES = 1024 * 1024
 _READ_BYTES = 32 * 1024
 

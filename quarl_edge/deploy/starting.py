@@ -74,7 +74,7 @@ class Start:
         born = asyncio.create_task(self._born_beside(done))
         try:
             ran = await self.host.watch(
-                f"{self.root}sh -c {shlex.quote(command)}", self._show, timeout_s=None, terminal=True
+                f"exec {self.root}sh -c {shlex.quote(f'exec {command}')}", self._show, timeout_s=None, terminal=True
             )
         finally:
             born.cancel()

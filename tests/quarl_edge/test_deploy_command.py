@@ -189,9 +189,9 @@ def test_wheels_are_sent_where_the_boards_pip_reaches_no_index(board, capsys, mo
 
 def test_ctrl_c_ends_the_foreground_agent_too(board, tmp_path):
     """Without systemd the agent runs over the connection; the whole command in a process of its own."""
+    (board.home / "agent").write_text("trap 'touch ended; exit 0' INT; echo it acts; while :; do sleep 0.05; done")
     (board.home / "script").write_text(
-        "say(result='installed', release='abcdef012345', supervised_by='none', command="
-        "'trap \"touch ended; exit 0\" INT; echo it acts; while :; do sleep 0.05; done')"
+        "say(result='installed', release='abcdef012345', supervised_by='none', command='sh agent')"
     )
     wheel = str(tmp_path / "wheel" / WHEEL)
     run = (
@@ -228,6 +228,7 @@ def test_ctrl_c_ends_the_foreground_agent_too(board, tmp_path):
         (["--broker", "mqtt://b", "--id", "a", "--policy", "m.tflite"], 2, "--mode deploy"),
         (["--broker", "mqtt://b", "--id", "a", "--delegate", "gpu"], 2, "bad delegate"),
         (["--broker", "mqtt://b", "--id", "a", "--purge"], 2, "--remove"),
+        (["--broker", "mqtt://b", "--id", "a", "--memory-mib", "10"], 2, "less than 64"),
         (["--broker", "mqtt://b", "--id", "a", "--mode", "both"], 2, "mode"),
         (["--broker", "mqtt://b", "--id", "a", "--learner-key", "/no/such"], 42, "learner key"),
         (["--broker", "mqtt://b", "--id", "a", "--identity", "/no/such"], 2, "no such key file"),

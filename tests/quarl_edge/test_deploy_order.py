@@ -104,7 +104,10 @@ def test_the_private_directory_is_removed_whatever_happens(host, home, tmp_path,
 
 
 def test_a_cancelled_deployment_removes_it_too(host, home, tmp_path):
-    (home / "script").write_text("say(step='venv', state='begins', said='x')\nimport time; time.sleep(60)")
+    (home / "script").write_text(
+        "import time\ntry:\n    say(step='venv', state='begins', said='x')\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    (home / 'put-back').write_text(str(place.is_dir()))"
+    )
 
     async def cancelled():
         begun = asyncio.Event()
@@ -118,6 +121,7 @@ def test_a_cancelled_deployment_removes_it_too(host, home, tmp_path):
                 await task
 
     asyncio.run(cancelled())
+    assert (home / "put-back").read_text() == "True"  # interrupted first, while its files were still there
     assert sorted(path.name for path in (home / ".cache" / "quarl-edge").iterdir()) == ["kept"]
     assert host.closed
 
@@ -165,7 +169,7 @@ def test_a_step_that_fails_says_which_and_that_the_agent_before_goes_on(host, ho
     with pytest.raises(DeployError) as caught:
         carry_out(make_wish(host, tmp_path))
     assert caught.value.code == 85
-    assert "'venv': no room left; release 0123456789ab goes on as before" in caught.value.message
+    assert "'venv': no room left; release 0123456789ab is in place as before" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -313,7 +317,7 @@ def test_an_agent_that_was_unchanged_is_not_waited_for(host, home, tmp_path):
 
 def test_without_systemd_it_runs_in_the_foreground_until_it_ends(host, home, tmp_path):
     (home / "script").write_text(
-        "say(result='installed', release='abcdef012345', supervised_by='none', command='echo \\'it\\' acts; exit 0')"
+        "say(result='installed', release='abcdef012345', supervised_by='none', command='echo \\'it\\' acts')"
     )
     told = Told()
     carry_out(make_wish(host, tmp_path), told)
@@ -321,7 +325,8 @@ def test_without_systemd_it_runs_in_the_foreground_until_it_ends(host, home, tmp
 
 
 def test_an_agent_in_the_foreground_that_fails_gives_its_code(host, home, tmp_path):
-    (home / "script").write_text("say(result='installed', supervised_by='none', command='exit 23')")
+    (home / "agent").write_text("exit 23")
+    (home / "script").write_text("say(result='installed', supervised_by='none', command='sh agent')")
     with pytest.raises(DeployError) as caught:
         carry_out(make_wish(host, tmp_path))
     assert caught.value.code == 23
