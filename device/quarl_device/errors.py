@@ -48,7 +48,7 @@ A code is never renumbered and never reused.
     │   ├── SpoolInUse               53  another process uses this device's spool
     │   ├── AgentInUse               54  another agent acts with this state directory
     │   ├── PolicyFailed             55  a policy that passed its self-test failed as it acted
-    │   └── BoardAtFault             59  `quarl-device doctor`, or `quarl-edge deploy`, found a problem on a board
+    │   └── BoardAtFault             59  `quarl-device doctor` found a problem
     ├── LearnerError
     │   ├── LearnerAlive             70  another learner serves this fleet (--takeover)
     │   ├── CheckpointError          71  a checkpoint is incomplete, damaged or of another run
@@ -352,7 +352,7 @@ class PolicyFailed(DeviceError):
 
 
 class BoardAtFault(DeviceError):
-    """`quarl-device doctor`, or `quarl-edge deploy`, found a problem on a board, or several."""
+    """`quarl-device doctor` found a problem, or several."""
 
     code = 59
 

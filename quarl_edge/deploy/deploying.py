@@ -27,7 +27,7 @@ async def deploy(wish: Wish, tell: Tell) -> Deployed:
 
     Raises:
         DeployError: not reached, refused, the installer failed, or no birth; see each.
-        BoardAtFault: the board cannot take it.
+        BoardUnfit: the board cannot take it.
         LinkError: the broker does not let this computer hear the birth; nothing was changed then.
     """
     tell(Event(step="connect", state="begins", said=f"to {wish.target}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from quarl_device.errors import BoardAtFault, PayloadRefused
+from quarl_device.errors import BoardUnfit, PayloadRefused
 from quarl_device.wire.strict_json import MAX_UNIX_S, Reader, loads
 from quarl_edge.deploy.host import MAX_OUTPUT_BYTES, Host
 from quarl_edge.deploy.scripts import no_python, on_board, said_of
@@ -72,7 +72,7 @@ async def ask_board(host: Host) -> BoardFacts:
     """Ask a board what it is.
 
     Raises:
-        BoardAtFault: it has no Python, or one that cannot say.
+        BoardUnfit: it has no Python, or one that cannot say.
         PayloadRefused: its answer does not hold.
         BoardUnreachable: see `Host.run`.
     """
@@ -82,7 +82,7 @@ async def ask_board(host: Host) -> BoardFacts:
     if ran.status == 127:
         raise no_python(host)
     if ran.status != 0:
-        raise BoardAtFault(f"python3 of {host.name} cannot say what the board is: {said_of(ran)}")
+        raise BoardUnfit(f"python3 of {host.name} cannot say what the board is: {said_of(ran)}")
     return read_facts(ran.stdout, now_unix_s=middle_s)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from quarl_device.errors import BoardAtFault, DeployError
+from quarl_device.errors import BoardUnfit, DeployError
 from quarl_edge.deploy.board_network import check_root, reaches_index
 from quarl_edge.deploy.bundle import Bundle, make_bundle
 from quarl_edge.deploy.device_wheel import device_wheel
@@ -24,7 +24,7 @@ async def checked_board(host: Host, wish: Wish, tell: Tell) -> BoardFacts:
     """Ask the board, tell every verdict, and make sure that root can be had.
 
     Raises:
-        BoardAtFault: nothing can be deployed there; the first problem, and how many there are.
+        BoardUnfit: nothing can be deployed there; the first problem, and how many there are.
         BoardRefused: see `check_root`.
         BoardUnreachable, PayloadRefused: see `ask_board`.
     """
@@ -38,7 +38,7 @@ async def checked_board(host: Host, wish: Wish, tell: Tell) -> BoardFacts:
     problems = [verdict for verdict in verdicts if verdict.level == "problem"]
     if problems:
         more = f" (and {len(problems) - 1} more, above)" if len(problems) > 1 else ""
-        raise BoardAtFault(f"{host.name}: {problems[0].check}: {problems[0].found}{more}", hint=problems[0].mend)
+        raise BoardUnfit(f"{host.name}: {problems[0].check}: {problems[0].found}{more}", hint=problems[0].mend)
     await check_root(host, facts)
     return facts
 
@@ -47,7 +47,7 @@ async def ready_bundle(host: Host, wish: Wish, facts: BoardFacts, tell: Tell) ->
     """Put together what is sent.
 
     Raises:
-        BoardAtFault: a package has no wheel for the board.
+        BoardUnfit: a package has no wheel for the board.
         DeployError: neither the board nor this computer reaches a package index.
         MissingPart: the device's wheel is not there and cannot be built.
         CredentialsError: a file of the credentials cannot be read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from importlib import resources
 
-from quarl_device.errors import BoardAtFault
+from quarl_device.errors import BoardUnfit
 from quarl_device.wire.strict_json import one_line
 from quarl_edge.deploy.host import Host, Ran
 
@@ -21,9 +21,9 @@ def on_board(module: str) -> str:
     return f"python3 -I -c {shlex.quote(text)}"
 
 
-def no_python(host: Host) -> BoardAtFault:
+def no_python(host: Host) -> BoardUnfit:
     """Return the error of a board without python3."""
-    return BoardAtFault(f"{host.name} has no python3", hint="there: sudo apt-get install -y python3 python3-venv")
+    return BoardUnfit(f"{host.name} has no python3", hint="there: sudo apt-get install -y python3 python3-venv")
 
 
 def said_of(ran: Ran) -> str:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from quarl_device.errors import BoardAtFault, DeployError, MissingTool
+from quarl_device.errors import BoardUnfit, DeployError, MissingTool
 from quarl_device.wire.strict_json import one_line
 from quarl_edge.deploy.requirements import BoardPython, missing_from
 
@@ -41,7 +41,7 @@ def wheelhouse(
         download: fetches into a directory; pip by default.
 
     Raises:
-        BoardAtFault: a package has no wheel for this board; named.
+        BoardUnfit: a package has no wheel for this board; named.
         DeployError: pip reaches no index from here either.
         MissingTool: there is no pip here.
     """
@@ -85,7 +85,7 @@ def pip_download(asked: Sequence[str], board: BoardPython, folder: Path) -> None
     """Fetch wheels with this Python's pip, from the index that it is configured for.
 
     Raises:
-        BoardAtFault: a package has no wheel for this board.
+        BoardUnfit: a package has no wheel for this board.
         DeployError: no index is reached, or it takes too long.
         MissingTool: there is no pip here.
     """
@@ -104,7 +104,7 @@ def pip_download(asked: Sequence[str], board: BoardPython, folder: Path) -> None
         raise _failed(ran.stderr, board)
 
 
-def _failed(said: str, board: BoardPython) -> DeployError | BoardAtFault | MissingTool:
+def _failed(said: str, board: BoardPython) -> DeployError | BoardUnfit | MissingTool:
     if "No module named pip" in said:
         return MissingTool("fetching wheels needs pip, which is not here", hint=f"{sys.executable} -m ensurepip")
     if any(sign in said for sign in _NO_NETWORK):
@@ -114,7 +114,7 @@ def _failed(said: str, board: BoardPython) -> DeployError | BoardAtFault | Missi
         )
     found = _NOT_FOUND.search(said)
     if found is not None:
-        return BoardAtFault(
+        return BoardUnfit(
             f"{found[1]} has no wheel for {board.machine}, Python {board.version}, glibc "
             f"{'.'.join(map(str, board.glibc))}",
             hint="leave out the --extras that need it; or --wheelhouse never, where the board has a network and an "

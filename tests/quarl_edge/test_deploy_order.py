@@ -9,7 +9,7 @@ import pytest
 from deploy_world import AFTER, BEFORE, make_environment, make_wheel, make_wish, state
 from local_host import LocalHost
 
-from quarl_device.errors import BoardAtFault, BoardRefused, BoardUnreachable, BrokerUnreachable, DeployError, NotBorn
+from quarl_device.errors import BoardRefused, BoardUnfit, BoardUnreachable, BrokerUnreachable, DeployError, NotBorn
 from quarl_device.testing.fake_broker import FakeBroker
 from quarl_device.wire.topics import Topics
 from quarl_edge.deploy.deploying import deploy
@@ -196,8 +196,8 @@ def test_a_hostile_installer_is_an_error_and_nothing_of_it_reaches_a_terminal(ho
 @pytest.mark.parametrize(
     ("python", "kind", "said"),
     [
-        ("#!/bin/sh\nexit 127\n", BoardAtFault, "has no python3"),
-        ("#!/bin/sh\necho 'Segmentation fault' >&2; exit 139\n", BoardAtFault, "Segmentation fault"),
+        ("#!/bin/sh\nexit 127\n", BoardUnfit, "has no python3"),
+        ("#!/bin/sh\necho 'Segmentation fault' >&2; exit 139\n", BoardUnfit, "Segmentation fault"),
     ],
 )
 def test_a_board_without_a_python_that_works(host, tmp_path, python, kind, said):
@@ -214,9 +214,9 @@ def test_a_board_without_a_python_that_works(host, tmp_path, python, kind, said)
 def test_a_board_that_cannot_take_it_is_told_before_anything_is_sent(host, tmp_path, monkeypatch):
     monkeypatch.setattr("quarl_edge.deploy.verdicts._MIN_PYTHON", (4, 0))
     told = Told()
-    with pytest.raises(BoardAtFault) as caught:
+    with pytest.raises(BoardUnfit) as caught:
         carry_out(make_wish(host, tmp_path), told)
-    assert caught.value.code == 59
+    assert caught.value.code == 86
     assert "python" in caught.value.message
     assert caught.value.hint
     assert told.said("python", "failed")

@@ -10,7 +10,7 @@ import pytest
 from deploy_world import make_wheel
 
 import quarl_device
-from quarl_device.errors import BoardAtFault, DeployError, MissingPart, MissingTool, ModelFileError, UsageError
+from quarl_device.errors import BoardUnfit, DeployError, MissingPart, MissingTool, ModelFileError, UsageError
 from quarl_edge.deploy import wheelhouse as house
 from quarl_edge.deploy.device_wheel import build_wheel, built_wheel, device_wheel, tree_digest
 from quarl_edge.deploy.requirements import BoardPython, missing_from, requirements_of
@@ -106,7 +106,7 @@ class Index:
         self.asked.append(list(asked))
         for text in asked:
             if text not in self.packages:
-                raise BoardAtFault(f"{text} has no wheel")
+                raise BoardUnfit(f"{text} has no wheel")
             package(folder, text, needs=self.packages[text])
 
 
@@ -126,7 +126,7 @@ def test_a_wheelhouse_is_fetched_once_for_what_was_asked(tmp_path):
 
 def test_one_that_fails_half_way_leaves_nothing(tmp_path):
     index = Index(pip=(), one=["gone"])
-    with pytest.raises(BoardAtFault, match="gone has no wheel"):
+    with pytest.raises(BoardUnfit, match="gone has no wheel"):
         house.wheelhouse(["one"], PI64, cache=tmp_path, note=quiet, download=index)
     assert list(tmp_path.iterdir()) == []
 
@@ -134,7 +134,7 @@ def test_one_that_fails_half_way_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("said", "kind", "words"),
     [
-        ("ERROR: No matching distribution found for Box2D==2.3.10", BoardAtFault, "Box2D has no wheel for aarch64"),
+        ("ERROR: No matching distribution found for Box2D==2.3.10", BoardUnfit, "Box2D has no wheel for aarch64"),
         ("WARNING: Retrying after connection broken by x\nERROR: No matching distribution found for numpy", DeployError,
          "reaches no package index"),
         ("/usr/bin/python3: No module named pip", MissingTool, "needs pip"),

@@ -21,13 +21,19 @@ FOREIGN = {"--force-reinstall", "--logdir", "--system-site-packages"}
 # Of this repository's processes to one another, not for people.
 PRIVATE = {"--die-with-parent"}
 # Of programs of their own, in those packages alone: the learner that a soak starts, the conformance suite of runtimes,
-# pip and systemd on this computer and on a board.
+# pip, systemd and the programs that make users, on this computer and on a board.
 OF_PACKAGES = {
     "soak": {"--journal", "--epoch", "--key"},
     "testing": {"--model", "--tolerance"},
     "deploy": {
         "--disable-pip-version-check", "--no-deps", "--no-cache-dir", "--no-build-isolation", "--retries",
         "--only-binary", "--python-version", "--implementation", "--platform", "--now", "--no-pager",
+    },
+    "install": {
+        "--append", "--config", "--disable-pip-version-check", "--find-links", "--groups", "--home-dir",
+        "--no-cache-dir",
+        "--no-create-home", "--no-index", "--no-input", "--now", "--reload", "--shell", "--subsystem-match", "--system",
+        "--user-group", "--without-pip",
     },
 }  # fmt: skip
 
