@@ -49,7 +49,8 @@ def with_config(
     Raises:
         UsageError: the file is missing, too big or no TOML; an unknown key; a value that the option does not take.
     """
-    path: Path | None = getattr(options, "config", None)
+    # `supervise` has a --config too, which is not its own but its agent's.
+    path: Path | None = getattr(options, "config", None) if hasattr(options, "configurable") else None
     if path is None:
         return options
     command: argparse.ArgumentParser = options.configurable

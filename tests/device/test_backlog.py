@@ -64,7 +64,7 @@ def test_a_duration_is_short(seconds, words):
 class Nobody:
     """A link that is down, and a speaker that says nothing."""
 
-    connected = False
+    connected = is_outdated = False
 
     def announce(self):
         pass
