@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
+_FLAGS = "FC"
 _RULES = Path("/usr/lib/binfmt.d")
 # The command, and Debian's package that brings it.
 TOOLS = {
@@ -56,7 +57,9 @@ def _mount():
 
 
 def rule_to_register(text):
-    """Return a rule of Debian's qemu-user-static with the flag F, which keeps the emulator open for every root.
+    """Return a rule of Debian's qemu-user-static with the flags that a whole system needs.
+
+    F keeps the emulator open for every root, C heeds set-user-ID, without which there is no sudo.
 
     Raises:
         NoBoard: the text holds no rule.
@@ -65,15 +68,15 @@ def rule_to_register(text):
     if len(lines) != 1 or lines[0].count(lines[0][0]) != 7:
         raise NoBoard("qemu-user-static's rule for binfmt_misc is not in a form that is known")
     head, _, flags = lines[0].rpartition(lines[0][0])
-    return f"{head}{lines[0][0]}{flags if 'F' in flags else flags + 'F'}"
+    return f"{head}{lines[0][0]}{flags}{''.join(flag for flag in _FLAGS if flag not in flags)}"
 
 
 def _register(rule):
     entry = BINFMT / rule.stem
     if entry.exists():
-        if "F" in _flags(entry.read_text()):
+        if set(_FLAGS) <= set(_flags(entry.read_text())):
             return
-        entry.write_text("-1")  # without F the emulator would have to be inside of every root
+        entry.write_text("-1")
     try:
         (BINFMT / "register").write_text(rule_to_register(rule.read_text()))
     except OSError as error:

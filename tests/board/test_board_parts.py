@@ -52,7 +52,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
     assert cache_folder().parts[-3:] == (".cache", "quarl-edge", "board")
 
 
-@pytest.mark.parametrize(("flags", "wanted"), [("OP", "OPF"), ("OPF", "OPF"), ("F", "F"), ("", "F")])
+@pytest.mark.parametrize(("flags", "wanted"), [("OP", "OPFC"), ("OPF", "OPFC"), ("C", "CF"), ("FC", "FC"), ("", "FC")])
 def test_the_emulator_is_registered_so_that_it_works_in_every_root(flags, wanted):
     rule = rf":qemu-x:M::\x7f\x45:\xff\xff:/usr/bin/qemu-x:{flags}"
     assert rule_to_register(f"# a comment\n\n{rule}\n") == rule.removesuffix(flags) + wanted

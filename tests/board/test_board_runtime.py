@@ -62,7 +62,7 @@ def answered_here(file):
 
 
 def test_golden_outputs_of_x86_agree_on_the_board(machine, python, tmp_path):
-    """Those in the files, and more that are made here, within the tolerance that each file's contract states."""
+    """Those in the files within the tolerance that each states; how far drawn observations come apart is said."""
     asked = {}
     for name in FILES:
         file = read_policy_path(DATA / f"{name}.tflite")
