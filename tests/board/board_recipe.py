@@ -65,9 +65,10 @@ class Recipe:
 
 RECIPES = {
     "arm64": Recipe(architecture="arm64", processor="aarch64", emulator="qemu-aarch64"),
-    # numpy has no armv7l wheel outside of Raspberry Pi's own index: Debian's stands in.
+    # numpy and cffi have no armv7l wheel outside of Raspberry Pi's own index: Debian's stand in.
     "armhf": Recipe(
-        architecture="armhf", processor="armv7l", emulator="qemu-arm", packages=(*_PACKAGES, "python3-numpy")
+        architecture="armhf", processor="armv7l", emulator="qemu-arm",
+        packages=(*_PACKAGES, "python3-numpy", "python3-cffi"),
     ),
 }  # fmt: skip
 

@@ -19,6 +19,8 @@ _GLIBC = (36, 35, 34, 31, 28, 27, 17)  # 2.x, newest first; Bookworm has 2.36
 _TIMEOUT_S = 300
 # What has no wheel for a 32-bit ARM outside of Raspberry Pi's own index; Debian's packages stand in.
 _WITHOUT_WHEELS = {"armv7l": {"numpy"}}
+# What those wheels need is named there, since pip would want numpy too; a cryptography that takes Debian's cffi.
+_NAMED = {"armv7l": ("cloudpickle", "farama-notifications", "typing-extensions", "cryptography<45")}
 
 
 def requirements(recipe: Recipe) -> list[str]:
@@ -28,26 +30,30 @@ def requirements(recipe: Recipe) -> list[str]:
     needed = [Requirement(text) for text in project["dependencies"]]
     without = _WITHOUT_WHEELS.get(recipe.processor, set())
     chosen = [one for one in needed if one.marker is None or one.marker.evaluate(there)]
-    return ["pip", *(f"{one.name}{one.specifier}" for one in chosen if one.name not in without)]
+    named = [f"{one.name}{one.specifier}" for one in chosen if one.name not in without]
+    return ["pip", *named, *_NAMED.get(recipe.processor, ())]
 
 
 def wheelhouse(recipe: Recipe) -> Path:
     """Return the cached folder of all wheels that the device distribution needs there."""
     wanted = requirements(recipe)
-    pinned = (REPOSITORY / _constraints(recipe)).read_text()
+    pinned = _pinned(recipe)
     digest = hashlib.sha256(json.dumps([wanted, pinned, recipe.processor]).encode()).hexdigest()[:12]
     kept = cache_folder() / f"wheels-{recipe.architecture}-{digest}"
     if not kept.exists():
         partial = kept.with_name(f"{kept.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         say(f"fetching wheels for {recipe.processor}")
+        partial.mkdir(parents=True)
+        constraints = partial.with_suffix(".txt")
+        constraints.write_text(pinned)
         platforms = [f"manylinux_2_{minor}_{recipe.processor}" for minor in _GLIBC]
         platforms.append(f"manylinux2014_{recipe.processor}")
         _pip(
             "download", "--dest", partial, "--only-binary=:all:", "--python-version", _PYTHON, "--implementation", "cp",
             *(word for name in platforms for word in ("--platform", name)),
             *(() if recipe.processor == "aarch64" else ("--no-deps",)),
-            "--constraint", REPOSITORY / _constraints(recipe), *wanted,
+            "--constraint", constraints, *wanted,
         )  # fmt: skip
         partial.rename(kept)
     return kept
@@ -60,8 +66,11 @@ def device_wheel(folder: Path) -> Path:
     return wheel
 
 
-def _constraints(recipe):
-    return "constraints.txt" if recipe.processor == "aarch64" else "constraints-tflite.txt"
+def _pinned(recipe):
+    if recipe.processor == "aarch64":
+        return (REPOSITORY / "constraints.txt").read_text()
+    lines = (REPOSITORY / "constraints-tflite.txt").read_text().splitlines()
+    return "\n".join(line for line in lines if not line.startswith("cryptography"))
 
 
 def _pip(*words):
