@@ -30,11 +30,11 @@ from quarl_device.deploy.options import (
     show_deploy_summary,
 )
 from quarl_device.doctor.command import add_doctor
-from quarl_device.errors import QuarlError, UsageError
+from quarl_device.errors import QuarlError, TrustError, UsageError
 from quarl_device.inspect.command import add_inspect
 from quarl_device.install.command import add_install
 from quarl_device.names import DEFAULT_FLEET
-from quarl_device.notify import Notifier
+from quarl_device.notify import Notifier, linger
 from quarl_device.output import write_result
 from quarl_device.parent import end_with_parent
 from quarl_device.runtime_options import add_runtime_options, chosen_runtime
@@ -212,14 +212,18 @@ def _train(options: argparse.Namespace, notifier: Notifier) -> int:
     from quarl_device.link import PahoLink
     from quarl_device.link.credentials import find_credentials, told_apart
 
-    joining = how_to_join(
-        broker=options.broker,
-        fleet=options.fleet,
-        name=options.id,
-        password_file=options.password_file,
-        credentials=options.credentials,
-        learner_key=options.learner_key,
-    )
+    try:
+        joining = how_to_join(
+            broker=options.broker,
+            fleet=options.fleet,
+            name=options.id,
+            password_file=options.password_file,
+            credentials=options.credentials,
+            learner_key=options.learner_key,
+        )
+    except TrustError as error:
+        linger(notifier, error.message)
+        raise
     config = _agent_config(options, joining)
     boot_id = new_boot_id()
     link = PahoLink(

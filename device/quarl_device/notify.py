@@ -22,6 +22,8 @@ from quarl_device.wire.strict_json import one_line
 _MAX_STATUS = 256
 _PINGS_PER_PERIOD = 3
 _AGAIN_S = 1.0
+LINGER_S = 60.0
+_LOOK_S = 0.2
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -55,6 +57,11 @@ class Notifier:
         is_ours = process in ("", str(os.getpid()))
         digits = is_ours and period.isascii() and period.isdigit() and len(period) < 20
         return cls(address, watchdog_s=int(period) / 1e6 if digits else 0.0)
+
+    @property
+    def now_s(self) -> float:
+        """Monotonic time in seconds."""
+        return self._clock()
 
     @property
     def is_heard(self) -> bool:
@@ -102,6 +109,35 @@ class Notifier:
             self._owed.clear()
             if "WATCHDOG" in lines or self._period_s == math.inf:
                 self._due_s = now_s + self._period_s
+
+
+def linger(
+    notifier: Notifier,
+    why: str,
+    *,
+    ended: Callable[[], bool] = lambda: False,
+    for_s: float = LINGER_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Stay for a while before an end that only a person can mend, where a service manager starts this process again.
+
+    It gives up a service that ends too often, and a revoked certificate or a wrong clock would then cost the board for
+    good. What lies on the disk by then is read by the next start.
+
+    Args:
+        notifier: of this process; without a manager nothing is waited for.
+        why: this process will end.
+        ended: whether to end at once.
+        for_s: seconds.
+        sleep: between two looks.
+    """
+    if not notifier.is_heard:
+        return
+    notifier.ready(f"will be started anew: {why}")
+    until_s = notifier.now_s + for_s
+    while notifier.now_s < until_s and not ended():
+        notifier.alive()
+        sleep(_LOOK_S)
 
 
 def _status(text: str) -> dict[str, str]:

@@ -183,6 +183,11 @@ def compile_for_edgetpu(
     return EdgeTpuReport(**{**vars(report), "compiled": True, "failure": "", "model": target})
 
 
+def _environment() -> dict[str, str]:
+    """Return this process's environment without the broker's password, which somebody else's program need not have."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("QUARL_")}
+
+
 def _run(words: list[str], folder: Path, deadline_s: float, cancelled: Callable[[], bool]) -> str:
     """Run the compiler and return what it printed.
 
@@ -194,6 +199,7 @@ def _run(words: list[str], folder: Path, deadline_s: float, cancelled: Callable[
             # A session of its own, so that all of it can be ended.
             child = subprocess.Popen(
                 words,
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -15,7 +15,7 @@ from quarl_device.deploy.config import DeployConfig
 from quarl_device.deploy.limits import Wishes
 from quarl_device.deploy.slots import Slots
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import BrokerUnreachable
+from quarl_device.errors import BrokerRefused, BrokerUnreachable
 from quarl_device.notify import Notifier
 from quarl_device.testing.fake_broker import FakeBroker
 
@@ -115,6 +115,22 @@ def test_an_actor_under_a_manager_waits_for_its_broker(manager, monkeypatch):
         manager.until("WATCHDOG")
         broker.up()
         manager.until("STATUS=no learner")
+
+
+def test_an_actor_under_a_manager_lingers_where_it_is_refused_so_that_no_limit_of_starts_is_met(manager, monkeypatch):
+    def refuse(*_, **__):
+        raise BrokerRefused("the certificate was revoked")
+
+    broker = FakeBroker()
+    running = Running(broker, notifier=manager.notifier())
+    monkeypatch.setattr(running.link, "connect", refuse)
+    with running:
+        said = manager.until("READY")
+        assert any("will be started anew: the certificate was revoked" in line for line in said)
+        manager.until("WATCHDOG")
+        running.agent.stop("enough")
+        running.join()
+    assert isinstance(running.error, BrokerRefused)
 
 
 def test_an_actor_that_waits_for_its_broker_can_be_stopped(manager):

@@ -38,7 +38,9 @@ from quarl_device.deploy.notes import read_notes, write_notes
 from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.deploy.worker import Worker
 from quarl_device.environments import EnvSpec
-from quarl_device.errors import EnvironmentMisbehaved, OlderVersion, StateUnwritable, UsageError
+from quarl_device.errors import EnvironmentMisbehaved, OlderVersion, SpaceMismatch, StateUnwritable, UsageError
+from quarl_device.policy_file import METADATA_NAME, encode_metadata, read_policy
+from quarl_export.metadata import repack
 
 ONE, TWO, THREE = signed(1), signed(2), signed(3)
 
@@ -342,6 +344,39 @@ def test_a_start_whose_policies_do_not_load_in_time_ends(tmp_path, monkeypatch):
     with pytest.raises(Ended):
         board.run()
     assert codes == [55]
+
+
+def behind(version, *wrappers):
+    contract = dataclasses.replace(CARTPOLE.contract, wrappers=wrappers)
+    content = encode_metadata(contract, CARTPOLE.golden, CARTPOLE.provenance)
+    return signed(version, policy=read_policy(repack(CARTPOLE.data, metadata={METADATA_NAME: content})))
+
+
+def test_a_policy_behind_other_wrappers_is_refused_by_the_agent_and_by_activate(tmp_path):
+    slots = settled(tmp_path)
+    other = behind(2, "TimeLimit(max_episode_steps=8)")
+    with pytest.raises(SpaceMismatch, match=r"behind TimeLimit\(max_episode_steps=8\), .* made with no wrappers"):
+        hand_over(other, slots, KEY.public, RUNTIME, allow_older=False)
+    slots.offer(other)
+    board = Board(tmp_path).live()
+    assert (board.phase, board.acting, board.fault.code) == (Phase.SETTLED, digest(ONE), SpaceMismatch.code)
+
+
+def test_behind_its_own_wrappers_a_policy_acts(tmp_path):
+    slots = Slots(tmp_path)
+    slots.make()
+    slots.offer(behind(1, "TimeLimit(max_episode_steps=3)"))
+    env = EnvSpec(env_id="CartPole-v1", wrappers=("TimeLimit(max_episode_steps=3)",))
+    board = Board(tmp_path, env=env).live(episodes=2)
+    assert (board.phase, board._steps) == (Phase.SETTLED, 6)
+
+
+@pytest.mark.parametrize("wishes", [Wishes(low=(-1.0,), high=(1.0,)), Wishes(safe_action=(0.0,))])
+def test_no_policy_moves_limits_or_the_safe_action(tmp_path, wishes):
+    env = EnvSpec(env_id="Pendulum-v1", wrappers=("RescaleAction(min_action=-1, max_action=1)",))
+    with pytest.raises(SpaceMismatch, match="which would move them"):
+        Board(tmp_path, env=env, wishes=wishes)
+    Board(tmp_path, env=env)._world.close()
 
 
 class SlowToLook(Board):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 
 import pytest
 from actor_scene import FILE, Learner, Running, wait_for
@@ -28,7 +30,7 @@ def pushed(version, epoch=100):
         epoch=epoch, version=version, env_steps=7 * version, sha256=FILE.sha256, exploration=Exploration(values=(0.1,)),
         golden_outputs=FILE.golden.outputs, lsb=FILE.golden.lsb,
     )  # fmt: skip
-    return header, encode_push(header, FILE.data, KEY.sign)
+    return header, encode_push(header, FILE.data, KEY.sign), KEY.public
 
 
 @pytest.fixture
@@ -66,6 +68,25 @@ def test_only_what_is_newer_is_written(slot):
     assert path.read_bytes() == pushed(2)[1]
 
 
+def test_what_an_earlier_life_has_left_is_not_written_again(slot):
+    live, path, clock = slot
+    live.note(*pushed(2))
+    live.flush()
+    before = path.stat().st_ino
+    later = LiveSlot(path, clock=clock)
+    later.note(*pushed(2))
+    later.flush()
+    assert path.stat().st_ino == before
+    later.note(*pushed(3))
+    later.flush()
+    assert path.read_bytes() == pushed(3)[1]
+    path.write_bytes(b"torn")
+    last = LiveSlot(path, clock=clock)
+    last.note(*pushed(3))
+    last.flush()
+    assert path.read_bytes() == pushed(3)[1]
+
+
 def test_nothing_is_written_where_nothing_came(slot):
     live, path, clock = slot
     clock.now_s += 700
@@ -79,7 +100,7 @@ def test_a_disk_that_refuses_is_told_and_tried_again(slot, caplog):
     path.parent.parent.joinpath("live").write_text("in the way")
     live.note(*pushed(1))
     live.flush()
-    assert "newest policy cannot be written" in caplog.text
+    assert "cannot be written" in caplog.text
     path.parent.unlink()
     live.flush()
     assert path.exists()
@@ -131,16 +152,16 @@ def test_a_push_that_came_before_its_learner_is_kept_too(slot):
 
 
 def test_status_shows_it_and_activate_takes_it(slot, tmp_path, capsys):
-    live, path, _ = slot
+    live, _, _ = slot
     live.note(*pushed(3))
     live.flush()
-    KEY.public.save(tmp_path / "learner.pub")
     state = ["--state-dir", str(tmp_path)]
     assert cli.main(["status", *state]) == 0
     text = capsys.readouterr().out
     assert "lab.pi-1: version 100.3" in text
-    assert f"quarl-device activate {path}" in text
-    assert cli.main(["activate", str(path), "--learner-key", str(tmp_path / "learner.pub"), *state]) == 0
+    # As it is printed, on a board that has nothing else of its learner.
+    command = re.search(r"in deploy mode: quarl-device (activate .*)", text)[1]
+    assert cli.main([*shlex.split(command), *state]) == 0
     capsys.readouterr()
     words = ["run", "--mode", "deploy", "--episodes", "2", "--probation-episodes", "1", "--format", "json", *state]
     assert cli.main(words) == 0

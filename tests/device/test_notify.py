@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from quarl_device.notify import Notifier
+from quarl_device.notify import Notifier, linger
 
 
 class Clock:
@@ -16,6 +16,9 @@ class Clock:
 
     def __call__(self):
         return self.now_s
+
+    def advance(self, seconds):
+        self.now_s += seconds
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -160,6 +163,21 @@ def test_the_environment_says_who_listens(manager, said, period_s):
     assert notifier._period_s == period_s
     notifier.ready()
     assert heard(listening) == ["READY=1"]
+
+
+def test_lingering_pings_and_ends_when_it_is_asked_to(manager):
+    listening, address = manager
+    clock = Clock()
+    notifier = Notifier(address, watchdog_s=30.0, clock=clock)
+    linger(notifier, "certificate revoked", for_s=60.0, sleep=clock.advance)
+    said = heard(listening)
+    assert "READY=1" in said[0]
+    assert "will be started anew: certificate revoked" in "".join(said)
+    assert sum("WATCHDOG=1" in one for one in said) >= 5
+    began_s = clock()
+    linger(notifier, "again", ended=lambda: True, sleep=clock.advance)
+    linger(Notifier(), "nobody listens", sleep=clock.advance)
+    assert clock() == began_s
 
 
 def test_without_a_manager_in_the_environment(monkeypatch):

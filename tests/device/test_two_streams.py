@@ -88,6 +88,45 @@ def test_the_same_push_twice_does_not_put_off_anything(streams):
     assert streams.due_s == 31.0
 
 
+def learn(compile_s, *, seconds=900, period=20):
+    """A push a second, every so manieth compiled in so many seconds, one at a time; returns how long the TPU acted."""
+    streams, on_tpu, taken, busy_until, due = TwoStreams(edge_tpu=True, max_lag_s=LAG_S), 0, False, 0, []
+    held = None
+    for second in range(1, seconds):
+        if second % period == 0 and second >= busy_until:
+            busy_until = second + compile_s
+            due.append((busy_until, second))
+        events = [(version, True) for at, version in due if at == second] + [(second, False)]
+        if held is not None and second >= streams.due_s:
+            events.insert(0, (held, False))
+        for version, compiled in events:
+            verdict = judge(streams, version, float(second), compiled=compiled)
+            taken = compiled if verdict == "take" else taken
+            held = version if verdict == "wait" else held
+        on_tpu += taken
+    return on_tpu / seconds, seconds - streams.latest[1]
+
+
+def test_compiled_pushes_that_come_in_time_act_and_those_that_never_do_hold_nobody_back():
+    assert learn(5)[0] > 0.9
+    share, behind = learn(45)
+    assert share < 0.1
+    assert behind <= LAG_S
+
+
+def test_after_two_late_ones_the_cpu_follows_every_push_until_it_is_tried_again(streams):
+    judge(streams, 100, 0.0)
+    for version in (1, 2):
+        assert judge(streams, version, 1.0, compiled=True) == "ignore"
+        assert judge(streams, version, 1.0, compiled=True) == "ignore"  # the same again counts once
+        assert judge(streams, 101, 1.5, take=False) == "wait"
+    for version in range(3, 10):
+        assert judge(streams, version, 2.0, compiled=True) == "ignore"
+        assert judge(streams, 100 + version, 2.5) == "take"
+    assert judge(streams, 10, 3.0, compiled=True) == "ignore"
+    assert judge(streams, 120, 3.5) == "wait"
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_w3_a_later_epoch_acts_at_once_and_an_older_one_never(streams, compiled):
     judge(streams, 9, 0.0, compiled=True)

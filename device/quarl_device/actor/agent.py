@@ -22,9 +22,9 @@ from quarl_device.actor.tally import Summary
 from quarl_device.actor.task import make_loop
 from quarl_device.actor.ticker import Ticker
 from quarl_device.capped_log import Fading
-from quarl_device.errors import BrokerUnreachable, QuarlError
+from quarl_device.errors import BrokerUnreachable, LinkError, QuarlError
 from quarl_device.link import Link
-from quarl_device.notify import Notifier
+from quarl_device.notify import Notifier, linger
 from quarl_device.runtime import PolicyRuntime
 
 _LOG = logging.getLogger(__name__)
@@ -153,6 +153,9 @@ class Agent:
                 _LOG.warning("%s; waiting for it", error)
             notifier.alive()
             return False
+        except LinkError as error:
+            linger(notifier, error.message, ended=lambda: self._shared.mailbox.stop)
+            raise
         return True
 
     def _work(self) -> None:

@@ -61,7 +61,7 @@ class Inbox:
         on_ready: takes each policy that holds, on the inbox's own thread.
         fetcher: fetches what a manifest describes; without one, manifests are refused.
         max_lag_s: of a runtime with an Edge TPU: see `two_streams`.
-        keep: takes each push that holds and came in one message, with the learner's signature, likewise.
+        keep: takes each push that holds and came in one message, with the learner's signature and its key, likewise.
 
     Attributes:
         accepted: policies handed on.
@@ -80,7 +80,7 @@ class Inbox:
         on_ready: Callable[[ActingPolicy], None],
         fetcher: Fetcher | None = None,
         max_lag_s: float = COMPILED_LAG_S,
-        keep: Callable[[PushHeader, bytes], None] = lambda *_: None,
+        keep: Callable[[PushHeader, bytes, PublicKey], None] = lambda *_: None,
     ) -> None:
         self._runtime = runtime
         self._on_edge_tpu = False
@@ -269,7 +269,7 @@ class Inbox:
             self.ready_ms.append((time.time_ns() - header.variables_read_unix_ns) / 1e6)
         self._on_ready(acting)
         if sealed is not None:
-            self._keep(header, sealed)
+            self._keep(header, sealed, learner.key)
         if self._fetcher is not None:
             self._fetcher.outdated(self.latest)
 
@@ -291,7 +291,10 @@ class Inbox:
     def _hold(self, header: PushHeader, data: bytes, sealed: bytes | None) -> None:
         with self._changed:
             held = self._early[0] if self._early is not None else None
-            if held is None or newer((header.epoch, header.version), (held.epoch, held.version)):
+            version, other = (header.epoch, header.version), (held.epoch, held.version) if held else None
+            # Of one version the plain one, which runs anywhere.
+            is_plainer = held is not None and version == other and held.edge_tpu and not header.edge_tpu
+            if other is None or newer(version, other) or is_plainer:
                 self._early = (header, data, sealed)
 
     def _note_where(self, header: PushHeader) -> None:

@@ -19,6 +19,7 @@ from quarl_device.capped_log import CappedWarnings
 from quarl_device.errors import PayloadRefused, QuarlError
 from quarl_device.link import Link, Message
 from quarl_device.runtime import PolicyRuntime, reaches_edge_tpu
+from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.messages import Ack, DeviceState, LearnerBirth, check_wire_version
 from quarl_device.wire.push import PushHeader
 from quarl_device.wire.topics import Topics
@@ -54,7 +55,7 @@ class Listener:
         runtime: PolicyRuntime,
         shared: Shared,
         speaker: Speaker,
-        keep: Callable[[PushHeader, bytes], None] = lambda *_: None,
+        keep: Callable[[PushHeader, bytes, PublicKey], None] = lambda *_: None,
     ) -> None:
         self._config = config
         self._boot_id = boot_id

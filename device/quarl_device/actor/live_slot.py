@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.capped_log import CappedWarnings
-from quarl_device.errors import ModelFileError, QuarlError, StateUnwritable
+from quarl_device.errors import KeyFileError, ModelFileError, QuarlError, StateUnwritable
 from quarl_device.files import read_capped, write_atomic
+from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.limits import MAX_INLINE_PUSH_BYTES
 from quarl_device.wire.push import PushHeader, decode_push
 
@@ -39,6 +40,7 @@ def live_slot_path(state: Path, *, fleet: str, device: str) -> Path:
 class _Held:
     order: tuple[int, int]
     push: bytes
+    key: PublicKey
 
 
 class LiveSlot:
@@ -59,9 +61,9 @@ class LiveSlot:
         self._lock = threading.Lock()
         self._warnings = CappedWarnings(_LOG)
 
-    def note(self, header: PushHeader, push: bytes) -> None:
-        """Take a push that has passed its self-test; nothing is written yet."""
-        self._newest = _Held(order=(header.epoch, header.version), push=push)
+    def note(self, header: PushHeader, push: bytes, key: PublicKey) -> None:
+        """Take a push that has passed its self-test, and the key that signed it; nothing is written yet."""
+        self._newest = _Held(order=(header.epoch, header.version), push=push, key=key)
 
     def upkeep(self, now_s: float) -> None:
         """Write what is due at `now_s`, monotonic time; may take as long as a memory card does."""
@@ -73,14 +75,27 @@ class LiveSlot:
         """Write the newest push, unless it is there already; a disk that refuses is told in the log."""
         with self._lock:
             newest = self._newest
-            if newest is None or newest.order == self._written:
+            if newest is None or newest.order == self._written or newest.order == self._found():
                 return
             try:
+                # Without its key nobody could trust it when the learner is gone.
+                newest.key.save(live_key_path(self._path))
                 write_atomic(self._path, newest.push, error=StateUnwritable, what="newest policy")
-            except StateUnwritable as error:
+            except (StateUnwritable, KeyFileError) as error:
                 self._warnings.warning("%s", error)
             else:
                 self._written = newest.order
+
+    def _found(self) -> tuple[int, int] | None:
+        """Return which push an earlier life has left, which every start is given again by the broker."""
+        if self._written is None and (row := _shown(self._path)).get("digest"):
+            self._written = row["epoch"], row["version"]
+        return self._written
+
+
+def live_key_path(path: Path) -> Path:
+    """Return where the public key lies that a live policy was signed by."""
+    return path.with_name(f"{path.name.removesuffix(_SUFFIX)}.pub")
 
 
 def list_live(state: Path) -> list[dict[str, Any]]:
@@ -96,7 +111,11 @@ def list_live(state: Path) -> list[dict[str, Any]]:
 
 
 def _shown(path: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"device": path.name.removesuffix(_SUFFIX), "path": str(path)}
+    row: dict[str, Any] = {
+        "device": path.name.removesuffix(_SUFFIX),
+        "path": str(path),
+        "learner_key": str(live_key_path(path)),
+    }
     try:
         data = read_capped(path, cap_bytes=MAX_INLINE_PUSH_BYTES, error=ModelFileError, what="live policy")
         header = decode_push(data, lambda *_: None)[0]

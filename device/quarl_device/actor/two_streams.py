@@ -8,7 +8,8 @@ never act. So, while compiled pushes come, the actor stays with the version that
 * a later compiled one is there, which acts at once, or
 * that version was replaced `max_lag_s` ago: then the newest plain one acts on the CPU.
 
-Where no compiled push was heard of for `max_lag_s`, or the last one could not be loaded, plain pushes act as they come.
+Where no compiled push was heard of for `max_lag_s`, the last ones came too late to be news, or the last one could not
+be loaded, plain pushes act as they come.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from quarl_device.wire.push import PushHeader, newer
 
 _FIRST_REST_S, _MAX_REST_S = 30.0, 600.0
 _ARRIVALS_KEPT = 4_096
+_LATE_ONES, _TRY_EVERY = (
+    2,
+    10,
+)  # the first compiled push of a run is always behind; whether later ones are is tried again
 _NEVER = float("inf")
 
 Version = tuple[int, int]
@@ -57,6 +62,8 @@ class TwoStreams:
         self._heard: tuple[int, float] = (-1, -_NEVER)  # epoch of the last compiled push, and when it came
         self._arrivals: deque[tuple[Version, float]] = deque()  # of versions newer than `latest`, ascending
         self._failures = 0
+        self._late = 0  # compiled pushes since one that was news
+        self._compiled: Version = (-1, -1)  # the last one, which may come again
         self._rests_until_s = -_NEVER
 
     def judge(self, header: PushHeader, now_s: float) -> Verdict:
@@ -115,6 +122,12 @@ class TwoStreams:
             raise PayloadRefused("the push is compiled for the Edge TPU, and no delegate is in use here")
         if now_s < self._rests_until_s:
             return Verdict.IGNORE
-        if header.epoch >= self.latest[0]:
+        version = (header.epoch, header.version)
+        is_news, is_again = newer(version, self.latest), version == self._compiled
+        self._compiled = version
+        self._late = 0 if is_news else self._late + (not is_again)
+        if self._late > _LATE_ONES and self._late % _TRY_EVERY:
+            self._heard = (-1, -_NEVER)  # to hold plain pushes back would only make what acts older
+        elif header.epoch >= self.latest[0]:
             self._heard = (header.epoch, now_s)
-        return Verdict.TAKE if newer((header.epoch, header.version), self.latest) else Verdict.IGNORE
+        return Verdict.TAKE if is_news else Verdict.IGNORE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quarl_device.deploy.boot import SOUND
-from quarl_device.deploy.candidates import check_newer
+from quarl_device.deploy.candidates import check_newer, check_wrappers_match
 from quarl_device.deploy.notes import read_notes
 from quarl_device.deploy.signed import SignedPolicy, load_signed, open_signed
 from quarl_device.deploy.slots import Slot, Slots
@@ -71,6 +71,7 @@ def check_offer(signed: SignedPolicy, slots: Slots, key: PublicKey, *, allow_old
         return
     if not allow_older:
         check_newer(signed, current)
+    check_wrappers_match(signed.file.contract.wrappers, current.file.contract.wrappers)
     found, wanted = (
         ([(spec.key, spec.shape, spec.dtype) for spec in each.observations], each.action.space)
         for each in (signed.file.contract, current.file.contract)

@@ -76,7 +76,12 @@ class DeployAgent(Stepping):
         self._slots, self._on_change = slots, on_change
         self._rules: Rules = replace(config.rules, has_safe_action=self._guard.safe_action is not None)
         self._candidates = Candidates(
-            slots=slots, key=key, runtime=runtime, world=self._world, env_id=config.env.env_id
+            slots=slots,
+            key=key,
+            runtime=runtime,
+            world=self._world,
+            env_id=config.env.env_id,
+            wrappers=config.env.wrappers,
         )
         self._events: deque[Event] = deque()
         self._changed = threading.Event()

@@ -15,7 +15,7 @@ from quarl_device.deploy.notes import Notes
 from quarl_device.deploy.signed import SignedPolicy, open_signed
 from quarl_device.deploy.slots import Slot, Slots
 from quarl_device.environments import check_matches, first_line
-from quarl_device.errors import OlderVersion, QuarlError, StateUnwritable
+from quarl_device.errors import OlderVersion, QuarlError, SpaceMismatch, StateUnwritable
 from quarl_device.runtime import PolicyRuntime
 from quarl_device.wire.keys import PublicKey
 from quarl_device.wire.push import newer
@@ -38,6 +38,7 @@ class Candidates:
         runtime: that they are loaded into.
         world: whose spaces they must have.
         env_id: its id, for messages.
+        wrappers: that it was made behind.
         loaded: by digest, those that are ready to act.
     """
 
@@ -46,6 +47,7 @@ class Candidates:
     runtime: PolicyRuntime
     world: gymnasium.Env[object, object]
     env_id: str = ""
+    wrappers: tuple[str, ...] = ()
     loaded: dict[str, Loaded] = field(default_factory=dict)
     _candidate: SignedPolicy | None = None
 
@@ -141,8 +143,27 @@ class Candidates:
     def _open(self, slot: Slot) -> SignedPolicy:
         signed = open_signed(self.slots.read(slot), self.key)
         contract = signed.file.contract
+        # Spaces can be the same behind other wrappers, and what is observed another thing.
+        check_wrappers_match(contract.wrappers, self.wrappers)
         check_matches(self.world, contract.observations, contract.action, given=self.env_id, made_for=contract.env_id)
         return signed
+
+
+def check_wrappers_match(wanted: tuple[str, ...], found: tuple[str, ...]) -> None:
+    """Refuse a policy that was trained behind other wrappers than what acts; the environment is made once.
+
+    Raises:
+        SpaceMismatch: naming both.
+    """
+    if wanted != found:
+        raise SpaceMismatch(
+            f"the policy was trained behind {_named(wanted)}, and the environment here is made with {_named(found)}",
+            hint="another --state-dir deploys it; with no policy there yet: stop the agent, activate it, start again",
+        )
+
+
+def _named(wrappers: tuple[str, ...]) -> str:
+    return ", ".join(wrappers) or "no wrappers"
 
 
 def check_newer(signed: SignedPolicy, acting: SignedPolicy) -> None:

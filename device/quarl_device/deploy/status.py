@@ -74,7 +74,7 @@ def _live_lines(live: dict[str, Any]) -> list[str]:
     return [
         f"  live      {live['device']}: version {name}, sha256 {live['digest'][:16]}, written "
         f"{_when(live['written_unix_s'])}",
-        f"            in deploy mode: quarl-device activate {live['path']}",
+        f"            in deploy mode: quarl-device activate {live['path']} --learner-key {live['learner_key']}",
     ]
 
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from quarl_device.deploy.acting import Act, Busy, make_finite
 from quarl_device.deploy.config import DeployConfig
-from quarl_device.deploy.limits import guard_of
+from quarl_device.deploy.limits import Wishes, guard_of
 from quarl_device.deploy.notes import Tally
 from quarl_device.environments import first_line, make_single, missing_part, spaces_to_specs
-from quarl_device.errors import EnvironmentMisbehaved, QuarlError, UsageError
+from quarl_device.environments.wrappers import moves_actions
+from quarl_device.errors import EnvironmentMisbehaved, QuarlError, SpaceMismatch, UsageError
 from quarl_device.grid import NS, Grid
 from quarl_device.notify import Notifier
 
@@ -35,6 +36,7 @@ class Stepping(ABC):
     def __init__(self, config: DeployConfig, *, notifier: Notifier | None = None) -> None:
         self._config = config
         self._notifier = notifier or Notifier()
+        _check_unmoved(config)
         self._world = make_single(config.env, allow_module=config.allow_module)
         self._guard = guard_of(
             config.wishes, spaces_to_specs(self._world.observation_space, self._world.action_space)[1]
@@ -195,4 +197,14 @@ class Stepping(ABC):
         return missing_part(env_id, error) or EnvironmentMisbehaved(
             f"environment {env_id!r} raised in {call} at step {self._steps:,}: "
             f"{type(error).__name__}: {first_line(error)}"
+        )
+
+
+def _check_unmoved(config: DeployConfig) -> None:
+    """Refuse limits or a safe action of an environment whose policy acts in other units: none may move them."""
+    if config.wishes != Wishes() and moves_actions(config.env.wrappers):
+        raise SpaceMismatch(
+            f"limits and safe action are those of the environment, and the policy acts behind "
+            f"{', '.join(config.env.wrappers)}, which would move them",
+            hint="wrap the environment in its own module instead, where it is registered",
         )

@@ -41,6 +41,7 @@ _ALLOWED: dict[str, _Make] = {
         known.TimeLimit,
     )
 }
+_MOVE_ACTIONS: tuple[_Make, ...] = (known.ClipAction, known.RescaleAction)
 _INSTEAD = {
     "FrameStackObservation": "quarl-edge train --set stack=4",
     "NormalizeObservation": "leave it out: the policy's own normaliser learns it",
@@ -52,6 +53,11 @@ _INSTEAD = {
 class _Wrapper:
     make: _Make
     kwargs: dict[str, Any]
+
+
+def moves_actions(texts: Sequence[str]) -> bool:
+    """Return whether behind these wrappers an action is in other units, or other bounds, than the environment's own."""
+    return any(_parse(text).make in _MOVE_ACTIONS for text in texts)
 
 
 def check_wrappers(texts: Sequence[str]) -> None:
