@@ -30,10 +30,9 @@ OF_PACKAGES = {
         "--only-binary", "--python-version", "--implementation", "--platform", "--now", "--no-pager",
     },
     "install": {
-        "--append", "--config", "--disable-pip-version-check", "--find-links", "--groups", "--home-dir",
-        "--no-cache-dir",
-        "--no-create-home", "--no-index", "--no-input", "--now", "--reload", "--shell", "--subsystem-match", "--system",
-        "--user-group", "--without-pip",
+        "--append", "--config", "--disable-pip-version-check", "--find-links", "--groups", "--home-dir", "--no-block",
+        "--no-cache-dir", "--no-create-home", "--no-index", "--no-input", "--no-pager", "--now", "--prefer-binary",
+        "--reload", "--shell", "--subsystem-match", "--system", "--user-group", "--without-pip",
     },
 }  # fmt: skip
 
