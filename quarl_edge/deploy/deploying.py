@@ -45,8 +45,7 @@ async def _on_host(host: Host, wish: Wish, tell: Tell) -> Deployed:
     async with contextlib.AsyncExitStack() as stack:
         # Before anything changes: credentials that do not hold are found out now, and who lived before is known.
         watch = await _watch(wish, stack, tell)
-        expected = _expected(wish, watch)
-        outcome = await _install(host, wish, bundle, facts.root, tell)
+        outcome, expected = await _install(host, wish, bundle, facts.root, tell, watch)
         done = _deployed(outcome, bundle)
         if wish.order.dry_run or wish.order.remove:
             return done
@@ -85,7 +84,9 @@ def _expected(wish: Wish, watch: BirthWatch | None) -> Expected:
     return Expected(digest=digest, before=before.boot_id, digest_before=before.digest)
 
 
-async def _install(host: Host, wish: Wish, bundle: Bundle, root: str, tell: Tell) -> Outcome:
+async def _install(
+    host: Host, wish: Wish, bundle: Bundle, root: str, tell: Tell, watch: BirthWatch | None
+) -> tuple[Outcome, Expected]:
     def note(text: str) -> None:
         tell(Event(step="send", state="goes on", said=text))
 
@@ -93,7 +94,9 @@ async def _install(host: Host, wish: Wish, bundle: Bundle, root: str, tell: Tell
     async with sent_bundle(host, bundle, note=note) as folder:
         tell(Event(step="send", state="done", said=folder))
         command = install_command(folder, bundle.wheel, wish.order, root=root)
-        return await run_installer(host, command, tell)
+        # As late as can be: what is retained may come late, and an agent may begin a new life while files are sent.
+        expected = _expected(wish, watch)
+        return await run_installer(host, command, tell), expected
 
 
 def _deployed(outcome: Outcome, bundle: Bundle) -> Deployed:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from quarl_device.deploy.signed import open_signed, read_signed, sign_policy
 from quarl_device.errors import BadSignature, KeyFileError, QuarlError
-from quarl_device.files import read_capped, write_atomic
+from quarl_device.files import is_there, read_capped, write_atomic
 from quarl_device.policy_file import read_policy_path
 from quarl_device.wire.keys import LearnerKey, PublicKey
 from quarl_device.wire.messages import MAX_EPOCH
@@ -96,18 +95,19 @@ def note_of(folder: Path, *, board: str, fleet: str, name: str) -> Path:
 
 
 def public_key_of(path: Path) -> PublicKey:
-    """Return the public key in a file, or of the signing key in it.
+    """Return the public key in a file named ``.pub``, or of the signing key in any other.
 
-    Both files look alike; but a signing key is always its owner's alone to read, and never leaves this computer.
+    Both look alike, and a file's mode tells nothing on many disks. What is not named as a public key is taken for the
+    one that must never leave this computer.
 
     Raises:
-        KeyFileError: missing, unreadable or malformed.
+        KeyFileError: missing, unreadable, malformed, or a signing key that others may read.
     """
-    try:
-        private = not stat.S_IMODE(path.stat().st_mode) & 0o077
-    except OSError as error:
-        raise KeyFileError(f"learner key cannot be read: {path}: {error.strerror}") from error
-    return LearnerKey.load_or_create(path).public if private else PublicKey.from_file(path)
+    if path.suffix == ".pub":
+        return PublicKey.from_file(path)
+    if not is_there(path):
+        raise KeyFileError(f"learner key not found: {path}")
+    return LearnerKey.load_or_create(path).public
 
 
 def _noted(note: Path, known: dict[str, str]) -> int | None:

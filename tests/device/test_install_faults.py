@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import os
+import signal
 
 import pytest
 from install_scene import FILES, NEWER, At, count, fail, fresh, installed, kill, make_bundle, run
@@ -9,6 +11,7 @@ from install_scene import FILES, NEWER, At, count, fail, fresh, installed, kill,
 from quarl_device.install import layout
 from quarl_device.install.command import recover_cut_off
 from quarl_device.install.installing import StepFailed
+from quarl_device.install.interruption import SIGNALS, undisturbed
 from quarl_device.testing.install_host import Killed
 
 STARTS = ("first", "upgrade")
@@ -198,3 +201,91 @@ def test_a_policy_that_is_refused_and_a_release_that_does_not_work_change_nothin
         assert installed(host) == before
         # The running agent was not even stopped for a release that does not work.
         assert host.starts - starts == (step == "policy")
+
+
+WITH_POLICY = {**NEWER, "device.toml": b'mode = "deploy"\n', "policy.qpol": b"the policy of the new one"}
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_policy_that_was_handed_over_goes_with_the_installation_that_is_undone(tmp_path, boards, cut_off):
+    host = copied(boards["upgrade"])
+    before, bundle = installed(host), make_bundle(tmp_path, WITH_POLICY)
+    trial = copied(host)
+    release = run(bundle, trial).release
+    assert trial.read(f"{layout.SLOTS}/incoming.qpol") == b"the policy of the new one"
+    if cut_off:
+        host.before = lambda what: kill(what) if host.read(f"{layout.SLOTS}/incoming.qpol") else None
+        with pytest.raises(Killed):
+            run(bundle, host)
+        host.before = _nothing
+        recover_cut_off(host, tell=lambda *_: None)
+        host.boot()
+    else:
+        host.broken.add(release)
+        with pytest.raises(StepFailed):
+            run(bundle, host)
+    assert installed(host) == before
+    assert host.read(f"{layout.SLOTS}/incoming.qpol") is None
+
+
+def test_another_policy_stays_and_so_does_a_key_that_was_trusted_before(tmp_path, boards):
+    host = copied(boards["upgrade"])
+    for path, data in ((f"{layout.SLOTS}/current.qpol", b"the one that acts"), (layout.TRUSTED_KEY, b"trusted")):
+        host.make_directory(layout.SLOTS)
+        host.write(path, data, mode=0o644)
+    bundle = make_bundle(tmp_path, WITH_POLICY)
+    host.broken.add(run(bundle, copied(host)).release)
+    with pytest.raises(StepFailed):
+        run(bundle, host)
+    assert host.read(f"{layout.SLOTS}/current.qpol") == b"the one that acts"
+    assert host.read(layout.TRUSTED_KEY) == b"trusted"
+
+
+def test_a_key_that_came_with_an_undone_policy_is_not_trusted_for_good(tmp_path, boards):
+    host = copied(boards["upgrade"])
+    bundle = make_bundle(tmp_path, WITH_POLICY)
+    host.broken.add(run(bundle, copied(host)).release)
+    program = host._program
+
+    def keeps_the_key(words):
+        done = program(words)
+        if "activate" in words:
+            host.write(layout.TRUSTED_KEY, b"of the new policy", mode=0o644)
+        return done
+
+    host._program = keeps_the_key
+    with pytest.raises(StepFailed):
+        run(bundle, host)
+    assert host.read(layout.TRUSTED_KEY) is None
+
+
+def test_what_cannot_be_tidied_up_is_told_and_no_failure(boards, bundles):
+    host, events = copied(boards["upgrade"]), []
+    remove = host.remove
+
+    def refuses(path):
+        if path.startswith(f"{layout.SWITCH}.over") and host.entry(path) is not None:
+            fail(f"remove {path}")
+        remove(path)
+
+    before = installed(host)["current"]
+    host.remove = refuses
+    assert run(bundles["new"], host, events=events).result == "installed"
+    assert installed(host)["current"] != before
+    assert ("tidy", "failed") in [event[:2] for event in events]
+
+
+def test_nothing_disturbs_putting_back():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    try:
+        with undisturbed():
+            for number in SIGNALS:
+                os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -113,3 +113,13 @@ def test_a_child_ends_with_the_installer(tmp_path):
         time.sleep(0.02)
     else:
         pytest.fail("the child lives on")
+
+
+def test_neither_a_pipe_nor_a_file_without_end_holds_root_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("quarl_device.install.real_host._MAX_READ_BYTES", 1024)
+    monkeypatch.setattr("quarl_device.files._PIPE_TIMEOUT_S", 0.05)
+    host = RealHost(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "file").write_bytes(b"x")
+    assert (host.read("/pipe"), host.read("/zero"), host.read("/file")) == (None, None, b"x")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from install_scene import BOARD, FILES, NEWER, WHEEL, board, fresh, installed, make_bundle, run
 
+from quarl_device.deploy.slots import Slots
 from quarl_device.errors import BoardUnfit, UsageError
 from quarl_device.install import layout
 from quarl_device.install.bundle import read_bundle
@@ -226,6 +227,23 @@ def test_removing_leaves_the_state_unless_it_is_purged(bundle):
     assert not host.has_user("quarl-edge")
     run(bundle, host)
     assert host.life is not None
+
+
+def test_nothing_is_removed_under_an_agent_that_nobody_here_can_stop(bundle, tmp_path, monkeypatch):
+    host, facts = fresh(), board(systemd=False)
+    run(bundle, host, facts=facts)
+    slots = Slots(tmp_path)
+    slots.make()
+    monkeypatch.setattr(host, "place", lambda _: str(tmp_path))
+    slots.take()
+    try:
+        with pytest.raises(StepFailed) as failed:
+            remove(host, facts, purge=True, dry_run=False, tell=lambda *_: None)
+    finally:
+        slots.release()
+    assert "acts here still" in failed.value.cause.message
+    assert host.entry(layout.CURRENT) is not None
+    assert remove(host, facts, purge=True, dry_run=False, tell=lambda *_: None).result == "removed"
 
 
 @pytest.mark.parametrize(

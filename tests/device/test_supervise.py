@@ -160,6 +160,18 @@ def test_the_agent_ends_with_its_supervisor():
         time.sleep(0.01)
 
 
+def test_what_lies_where_it_is_typed_is_not_run(tmp_path):
+    (tmp_path / "tomllib.py").write_text("raise SystemExit('somebody else')")
+    (tmp_path / "device.toml").write_text("nonsense = 1")
+    words = [Path(sys.executable).parent / "quarl-device", "supervise", "--config", "device.toml"]
+    if not words[0].exists():
+        words[:1] = [sys.executable, "-P", "-m", "quarl_device.cli"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "somebody else" not in done.stderr
+    assert "unknown key 'nonsense'" in done.stderr
+    assert done.returncode == 2
+
+
 def test_the_command(tmp_path):
     words = [sys.executable, "-m", "quarl_device.cli", "supervise", "--format", "json", "--config"]
     done = subprocess.run([*words, str(tmp_path / "none")], capture_output=True, text=True, timeout=60, check=False)

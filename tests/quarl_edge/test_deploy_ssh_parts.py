@@ -114,6 +114,13 @@ def test_a_signing_key_never_becomes_a_public_one(tmp_path):
     assert secret.read_text().strip() != key.public.hex
     with pytest.raises(KeyFileError):
         public_key_of(tmp_path / "none")
+    # On a disk without modes both are open to all, or to nobody else: the name decides.
+    public.chmod(0o600)
+    assert public_key_of(public) == key.public
+    secret.chmod(0o644)
+    with pytest.raises(KeyFileError, match="open to others") as refused:
+        public_key_of(secret)
+    assert secret.read_text()[:16] not in str(refused.value)
 
 
 def test_a_bundle_lists_all_that_it_holds(tmp_path):

@@ -19,6 +19,7 @@ from quarl_device.install import switch
 from quarl_device.install.facts import read_facts
 from quarl_device.install.host import Host
 from quarl_device.install.installing import StepFailed, install, running_release
+from quarl_device.install.interruption import SIGNALS
 from quarl_device.install.lock import only_one
 from quarl_device.install.real_host import RealHost
 from quarl_device.install.removing import remove
@@ -26,7 +27,6 @@ from quarl_device.install.report import Result, Tell, json_teller, text_teller, 
 from quarl_device.install.wanted import START_TIMEOUT_S, Order
 
 _INTERRUPTED = 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXTRA = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 _EXAMPLES = """\
 examples:
@@ -188,11 +188,11 @@ def _undo_on_signals() -> None:
     """Have the first signal undo what is under way; another one would ask for no more than that."""
 
     def handle(number: int, _: FrameType | None) -> None:
-        for each in _SIGNALS:
+        for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, handle)
 
 

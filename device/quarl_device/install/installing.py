@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -14,14 +15,16 @@ from quarl_device.install.doing import Work
 from quarl_device.install.facts import Facts
 from quarl_device.install.found import linked_release, look
 from quarl_device.install.host import Host
+from quarl_device.install.interruption import undisturbed
 from quarl_device.install.plan import Plan, make_plan
 from quarl_device.install.report import Result, Tell
+from quarl_device.install.unit import MIN_START_S
 from quarl_device.install.wanted import Order, make_wanted
 
 _BEFORE = ("user", "release")
 _SWITCHED = ("stop", "config", "coral", "unit", "switch", "policy", "start")
 _AFTER = ("tidy",)
-_START_AGAIN_S = 60.0
+_START_AGAIN_S = float(MIN_START_S)
 T = TypeVar("T")
 
 
@@ -97,6 +100,11 @@ def recover(host: Host, facts: Facts, tell: Tell) -> bool:
 
 def put_back(host: Host, facts: Facts, before: switch.Opened) -> list[str]:
     """Put back what was there, and start its agent again; returns what went wrong, having tried everything."""
+    with undisturbed():
+        return _put_back(host, facts, before)
+
+
+def _put_back(host: Host, facts: Facts, before: switch.Opened) -> list[str]:
     problems: list[str] = []
 
     def attempt(act: Callable[[], object]) -> bool:
@@ -146,13 +154,21 @@ def _do(work: Work, plan: Plan, tell: Tell) -> None:
         for name in _SWITCHED:
             _step(work, plan, name, tell)
     for name in _AFTER:
-        _step(work, plan, name, tell)
+        # What is installed runs by now; what is left over goes with the next installation.
+        with contextlib.suppress(StepFailed):
+            _step(work, plan, name, tell)
 
 
 def _switch(work: Work, plan: Plan, tell: Tell) -> None:
     """Do all that is undone together."""
-    paths = (*work.found.changed, *work.found.surplus)
-    before = _at("keep", lambda: switch.begin(work.host, paths, active=work.found.active, enabled=work.found.enabled))
+    found, policy = work.found, work.wanted.policy_digest if plan.needs("policy") else ""
+    # The agent keeps the first key that it is given; one of a policy that is taken back must not stay.
+    keys = (layout.TRUSTED_KEY,) if policy and work.host.entry(layout.TRUSTED_KEY) is None else ()
+    paths = (*found.changed, *found.surplus, *keys)
+    before = _at(
+        "keep",
+        lambda: switch.begin(work.host, paths, active=found.active, enabled=found.enabled, policy=policy),
+    )
     try:
         for name in _SWITCHED:
             _step(work, plan, name, tell)

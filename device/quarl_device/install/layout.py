@@ -21,6 +21,8 @@ LEARNER_KEY = f"{CONFIG}/learner.pub"
 
 STATE = "/var/lib/quarl-edge"
 SLOTS = f"{STATE}/deploy"
+TRUSTED_KEY = f"{SLOTS}/learner.pub"
+"""The learner's key that the agent has kept at its first use."""
 SERVICE = "quarl-device.service"
 UNIT = f"/etc/systemd/system/{SERVICE}"
 DROP_INS = f"{UNIT}.d"

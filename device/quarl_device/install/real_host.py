@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from quarl_device.errors import InstallFailed
-from quarl_device.files import sync_directory, write_atomic
+from quarl_device.files import read_capped, sync_directory, write_atomic
 from quarl_device.install.host import Done, Entry
 from quarl_device.parent import end_with_parent_or_now
 
 _SAID_CHARS = 2_000
 _MAX_LINE_BYTES = 64 * 1024
+_MAX_READ_BYTES = 256 * 1024 * 1024
 _TIMED_OUT, _NOT_FOUND = 124, 127
 _NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "NOTIFY_SOCKET")
 
@@ -55,8 +56,9 @@ class RealHost:
     def read(self, path: str) -> bytes | None:
         """Return a file's content."""
         try:
-            return self._at(path).read_bytes()
-        except OSError:
+            # Some of it belongs to the agent's user: no pipe, and no file without end, may hold up root.
+            return read_capped(self._at(path), cap_bytes=_MAX_READ_BYTES, error=InstallFailed, what=path)
+        except InstallFailed:
             return None
 
     def names(self, path: str) -> tuple[str, ...]:

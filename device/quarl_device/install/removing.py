@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from quarl_device.deploy.occupied import is_occupied
 from quarl_device.errors import InstallFailed, QuarlError
 from quarl_device.install import layout, service
 from quarl_device.install.checks import check_rights
@@ -23,6 +25,8 @@ def remove(host: Host, facts: Facts, *, purge: bool, dry_run: bool, tell: Tell) 
     """
     if not dry_run:
         _do("board", lambda: check_rights(facts))
+        if not facts.systemd:
+            _do("stop", lambda: _check_idle(host))
     previous = running_release(host)
     steps = _steps(host, facts, purge=purge)
     for name, there, why, act in steps:
@@ -41,6 +45,12 @@ def remove(host: Host, facts: Facts, *, purge: bool, dry_run: bool, tell: Tell) 
         previous=previous,
         supervised_by=facts.supervised_by,
     )
+
+
+def _check_idle(host: Host) -> None:
+    """Refuse to take the ground from under an agent that nobody here can stop."""
+    if is_occupied(Path(host.place(layout.STATE))):
+        raise InstallFailed("an agent acts here still", hint="end quarl-device supervise first, with Ctrl-C or SIGTERM")
 
 
 def _steps(host: Host, facts: Facts, *, purge: bool) -> list[tuple[str, bool, str, Callable[[], None]]]:

@@ -6,6 +6,7 @@ open. `commit` takes the name away in one rename again. Whoever finds an open sw
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ _SCHEMA = "quarl.switch.v1"
 _NEW, _OVER = f"{layout.SWITCH}.new", f"{layout.SWITCH}.over"
 _JOURNAL = "journal.json"
 _LINKS = (layout.CURRENT, layout.PREVIOUS)
+_CANDIDATES = ("incoming", "testing", "ready", "trial")
 _FOLDERS = (layout.CONFIG, layout.CREDENTIALS)
 
 
@@ -33,6 +35,7 @@ class Opened:
         files: of each path that changes, where its copy lies, its mode and its owner; `None` for what was not there.
         links: targets of the links, `None` for those that were not there.
         made: directories that were not there.
+        policy: sha256 (hex) of the signed policy that is handed over, "" for none.
     """
 
     before: str
@@ -41,9 +44,10 @@ class Opened:
     files: dict[str, tuple[str, int, str] | None]
     links: dict[str, str | None]
     made: tuple[str, ...]
+    policy: str = ""
 
 
-def begin(host: Host, paths: Sequence[str], *, active: bool, enabled: bool) -> Opened:
+def begin(host: Host, paths: Sequence[str], *, active: bool, enabled: bool, policy: str = "") -> Opened:
     """Keep what lies at these paths, and open the switch.
 
     Args:
@@ -51,6 +55,7 @@ def begin(host: Host, paths: Sequence[str], *, active: bool, enabled: bool) -> O
         paths: files that will be written or removed.
         active: the service runs.
         enabled: it starts with the board.
+        policy: see `Opened`.
     """
     for rest in (_NEW, _OVER):
         host.remove(rest)
@@ -65,6 +70,7 @@ def begin(host: Host, paths: Sequence[str], *, active: bool, enabled: bool) -> O
         files=files,
         links={link: host.link_target(link) for link in _LINKS},
         made=tuple(path for path in _FOLDERS if host.entry(path) is None),
+        policy=policy,
     )
     host.write(f"{_NEW}/{_JOURNAL}", json.dumps({"schema": _SCHEMA, **vars(opened)}).encode(), mode=0o600)
     host.move(_NEW, layout.SWITCH)
@@ -90,6 +96,7 @@ def opened(host: Host) -> Opened | None:
 
 def put_back(host: Host, switch: Opened) -> None:
     """Put back what was there, and close the switch; doing it twice, or the rest of it, is the same."""
+    _take_back(host, switch.policy)
     for path, kept in switch.files.items():
         if kept is None:
             host.remove(path)
@@ -103,6 +110,14 @@ def put_back(host: Host, switch: Opened) -> None:
     for path in reversed(switch.made):
         host.remove(path)
     commit(host)
+
+
+def _take_back(host: Host, policy: str) -> None:
+    """Remove a policy that was handed over: the agent before would act with it, by its own settings."""
+    for slot in _CANDIDATES if policy else ():
+        path = f"{layout.SLOTS}/{slot}.qpol"
+        if hashlib.sha256(host.read(path) or b"").hexdigest() == policy:
+            host.remove(path)
 
 
 def commit(host: Host) -> None:

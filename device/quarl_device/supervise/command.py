@@ -47,7 +47,7 @@ def _supervise(options: argparse.Namespace) -> int:
     if not options.config.is_file():
         raise UsageError(f"no such file: {options.config}", hint="sudo quarl-device install BUNDLE puts one there")
     logging.basicConfig(level=logging.INFO, format="quarl-device supervise: %(message)s", stream=sys.stderr)
-    supervisor = Supervisor([sys.executable, "-m", "quarl_device.cli", "run", "--config", str(options.config)])
+    supervisor = Supervisor([sys.executable, "-P", "-m", "quarl_device.cli", "run", "--config", str(options.config)])
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: supervisor.ask(number))
     ended = supervisor.run()
