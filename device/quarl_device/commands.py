@@ -208,19 +208,12 @@ def _train(options: argparse.Namespace, notifier: Notifier) -> int:
     refuse_deploy_options(options)
     # Imported here, so that --help and errors of usage are quick on a small board.
     from quarl_device.actor.agent import Agent, new_boot_id, will_of
-    from quarl_device.actor.joining import how_to_join
+    from quarl_device.actor.joining import joining_of
     from quarl_device.link import PahoLink
     from quarl_device.link.credentials import find_credentials, told_apart
 
     try:
-        joining = how_to_join(
-            broker=options.broker,
-            fleet=options.fleet,
-            name=options.id,
-            password_file=options.password_file,
-            credentials=options.credentials,
-            learner_key=options.learner_key,
-        )
+        joining = joining_of(options)
     except TrustError as error:
         linger(notifier, error.message)
         raise

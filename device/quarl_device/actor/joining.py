@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,18 @@ class Joining:
 
     def __repr__(self) -> str:
         return f"Joining({self.url}, fleet={self.fleet!r}, name={self.name!r})"
+
+
+def joining_of(options: argparse.Namespace) -> Joining:
+    """Return how the command line of `quarl-device run` joins; raises what `how_to_join` does."""
+    return how_to_join(
+        broker=options.broker,
+        fleet=options.fleet,
+        name=options.id,
+        password_file=options.password_file,
+        credentials=options.credentials,
+        learner_key=options.learner_key,
+    )
 
 
 def how_to_join(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from quarl_device.actor.identity import gone_state, new_boot_id
-from quarl_device.actor.joining import how_to_join
+from quarl_device.actor.joining import joining_of
 from quarl_device.deploy.herald import Herald, Joined
 from quarl_device.errors import QuarlError, UsageError
 from quarl_device.link import PahoLink, Will, read_password
@@ -26,14 +26,7 @@ def make_herald(options: argparse.Namespace, runtime: PolicyRuntime) -> Herald |
     boot_id = new_boot_id()
 
     def join() -> Joined:
-        joining = how_to_join(
-            broker=options.broker,
-            fleet=options.fleet,
-            name=options.id,
-            password_file=options.password_file,
-            credentials=options.credentials,
-            learner_key=options.learner_key,
-        )
+        joining = joining_of(options)
         will = Will(
             topic=Topics(joining.fleet).state(joining.name), payload=gone_state(joining.name, boot_id, mode="deploy")
         )
